@@ -1,0 +1,1 @@
+"""Attention backends, SAGE quantization and Skip-Softmax for diffusion models. Needs only torch."""
