@@ -1,0 +1,230 @@
+"""Which backend runs a site: a pure function of what is asked and what the machine is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from . import backends
+from .backends import Request, Unavailable
+from .device import (
+    ADA,
+    AMPERE,
+    DATACENTER_BLACKWELL,
+    HOPPER,
+    WORKSTATION_BLACKWELL,
+    Device,
+)
+from .specs import BACKEND_NAMES, AttentionSpec
+
+PLATFORM_DEFAULT = "platform default"
+CUDNN_MINIMUM = 90500
+FA4_MINIMUM = "4.0.0b18"
+
+# The order in which auto tries backends for a dense site; TORCH_SDPA ends every list.
+PLATFORMS = {
+    DATACENTER_BLACKWELL: ("TRTLLM_ATTN", "CUDNN_ATTN", "FLASHINFER_ATTN", "FLASH_ATTN"),
+    WORKSTATION_BLACKWELL: ("CUDNN_ATTN", "FLASHINFER_ATTN", "FLASH_ATTN"),
+    HOPPER: ("FLASH_ATTN",),
+    ADA: ("FLASH_ATTN",),
+    AMPERE: ("FLASH_ATTN",),
+}
+# The same when Skip-Softmax or SAGE is asked for: the first that can do all of it.
+LOSSY = ("TRTLLM_ATTN", "TRITON_ATTN", "FMHA_V2")
+
+
+@dataclass(frozen=True)
+class Selection:
+    """backend: what runs. source: which setting decided. detail: what of the machine decided, for
+    the log. reasons: why better candidates were passed over. warnings: to be said once each.
+    """
+
+    backend: str
+    source: str
+    detail: str = ""
+    reasons: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+def select(
+    spec: AttentionSpec,
+    device: Device,
+    *,
+    head_dim: int | None,
+    role: str = "self",
+    source: str = PLATFORM_DEFAULT,
+    mask_free: bool = True,
+    mask: str = "none",
+    dtype: torch.dtype | None = None,
+    gqa: bool = False,
+) -> Selection:
+    """The backend for one attention site.
+
+    source: which setting `spec` came from. mask_free: whether the model never passes a mask.
+    mask: the most general mask of this site, "none", "padding" or "any". None for head_dim or
+    dtype: not known. Raises `Unavailable` with every reason.
+    """
+    request = Request(spec, role, head_dim, dtype, gqa, mask)
+    if spec.backend is not None:
+        return _explicit(spec.backend, request, device, source)
+    if spec.is_lossy:
+        return _auto_lossy(request, device, mask_free)
+    return _auto_dense(request, device, mask_free)
+
+
+def dense_companion(
+    spec: AttentionSpec,
+    device: Device,
+    *,
+    head_dim: int | None,
+    role: str = "self",
+    source: str = PLATFORM_DEFAULT,
+    mask_free: bool = True,
+    mask: str = "none",
+    dtype: torch.dtype | None = None,
+    gqa: bool = False,
+) -> Selection:
+    """What runs a call of the same site while Skip-Softmax is off (gate closed, layer ignored).
+
+    A quant block stays in force, so its backend stays. Otherwise auto and TRITON_ATTN hand over to
+    the platform's best dense backend; every other explicit backend runs its own dense kernel.
+    """
+    dense = replace(spec, skip_softmax=None)
+    if spec.backend == "TRITON_ATTN" and not dense.is_lossy:
+        dense = replace(dense, backend=None)
+    return select(
+        dense,
+        device,
+        head_dim=head_dim,
+        role=role,
+        source=source,
+        mask_free=mask_free,
+        mask=mask,
+        dtype=dtype,
+        gqa=gqa,
+    )
+
+
+def candidates(request: Request, device: Device) -> tuple[str, ...]:
+    """Every backend that could serve `request` on `device`, REFERENCE last."""
+    return tuple(name for name in BACKEND_NAMES if not backends.reasons(name, request, device))
+
+
+def _explicit(name: str, request: Request, device: Device, source: str) -> Selection:
+    backend, warnings = _documented_fallback(name, request, device)
+    reasons = backends.reasons(backend, request, device)
+    if reasons:
+        if backend != name:
+            reasons = (*warnings, *(f"{backend}: {reason}" for reason in reasons))
+        raise Unavailable(name, reasons, _advice(request, device))
+    cast = _cast_warning(backend, request)
+    return Selection(backend, source, device.label, warnings=warnings + cast)
+
+
+def _documented_fallback(
+    name: str, request: Request, device: Device
+) -> tuple[str, tuple[str, ...]]:
+    """The three fall-backs that vLLM-Omni documents; nothing else falls back."""
+    if name == "SAGE_ATTN_3" and request.gqa:
+        without_gqa = replace(request, gqa=False)
+        if not backends.reasons(name, without_gqa, device):
+            return "TORCH_SDPA", ("SAGE_ATTN_3 has no GQA: this site runs TORCH_SDPA",)
+        return name, ()
+    warnings = []
+    is_old = device.capability is not None and device.capability < (9, 0)
+    if name == "FLASH_ATTN_3_HUB" and device.type == "cuda" and is_old:
+        warnings.append(f"FLASH_ATTN_3_HUB needs Hopper, this is {device.label}: using FLASH_ATTN_HUB")
+        name = "FLASH_ATTN_HUB"
+    if name in ("FLASH_ATTN_HUB", "FLASH_ATTN_3_HUB") and not device.has("kernels"):
+        why = device.broken.get("kernels", "not installed (pip install kernels==0.14.1)")
+        warnings.append(f"{name} needs the kernels library, {why}: using FLASH_ATTN")
+        name = "FLASH_ATTN"
+    return name, tuple(warnings)
+
+
+def _auto_lossy(request: Request, device: Device, mask_free: bool) -> Selection:
+    names = LOSSY if device.type != "cpu" else ("REFERENCE",)
+    passed_over = []
+    for name in names:
+        reasons = backends.reasons(name, request, device)
+        if name == "TRTLLM_ATTN" and not mask_free:
+            reasons += ("it cannot honour an attention mask, and this model may pass one",)
+        if not reasons:
+            detail = f"{device.label}, {_asked(request.spec)}"
+            cast = _cast_warning(name, request)
+            return Selection(name, "auto", detail, tuple(passed_over), cast)
+        passed_over += (f"{name}: {reason}" for reason in reasons)
+    raise Unavailable(f"auto with {_asked(request.spec)}", tuple(passed_over))
+
+
+def _auto_dense(request: Request, device: Device, mask_free: bool) -> Selection:
+    family = device.family
+    passed_over = []
+    for name in PLATFORMS.get(family, ()):
+        reasons = backends.reasons(name, request, device)
+        reasons += _platform_reasons(name, request, device, mask_free)
+        if not reasons:
+            detail = _detail(name, family, request, device)
+            return Selection(name, PLATFORM_DEFAULT, detail, tuple(passed_over))
+        passed_over += (f"{name}: {reason}" for reason in reasons)
+    reasons = backends.reasons("TORCH_SDPA", request, device)
+    if reasons:
+        raise Unavailable("auto", (*passed_over, *(f"TORCH_SDPA: {reason}" for reason in reasons)))
+    return Selection("TORCH_SDPA", PLATFORM_DEFAULT, device.label, tuple(passed_over))
+
+
+def _platform_reasons(
+    name: str, request: Request, device: Device, mask_free: bool
+) -> tuple[str, ...]:
+    """Why auto passes over a backend that would run if it were named."""
+    reasons = []
+    if name == "TRTLLM_ATTN":
+        if request.head_dim is None:
+            reasons.append("the head size is not known")
+        if not mask_free:
+            reasons.append("it cannot honour an attention mask, and this model may pass one")
+    if name == "CUDNN_ATTN" and (device.cudnn or 0) < CUDNN_MINIMUM:
+        reasons.append(f"cuDNN {CUDNN_MINIMUM} or newer is wanted, found {device.cudnn}")
+    is_blackwell = device.family in (DATACENTER_BLACKWELL, WORKSTATION_BLACKWELL)
+    if name == "FLASH_ATTN" and is_blackwell and not device.has("flash-attn-4", FA4_MINIMUM):
+        reasons.append(f"on Blackwell auto wants flash-attn-4 {FA4_MINIMUM} or newer")
+    if request.dtype == torch.float32:
+        reasons.append("float32 would be rounded to a half type")
+    return tuple(reasons)
+
+
+def _detail(name: str, family: str, request: Request, device: Device) -> str:
+    if name == "TRTLLM_ATTN":
+        return f"{family} {device.arch}, head_dim {request.head_dim}"
+    generation = family.split()[-1]
+    if name == "CUDNN_ATTN":
+        return f"{generation} {device.arch}, cuDNN {device.cudnn}"
+    return f"{generation} {device.arch}"
+
+
+def _cast_warning(name: str, request: Request) -> tuple[str, ...]:
+    """Said when q, k and v will be rounded to a dtype that the backend takes."""
+    if request.dtype is None:
+        return ()
+    dtype = backends.requirements(name).compute_dtype(request.dtype)
+    if dtype == request.dtype:
+        return ()
+    given, taken = (str(d).removeprefix("torch.") for d in (request.dtype, dtype))
+    return (f"{name} does not take {given}: q, k and v are cast to {taken}, the output back",)
+
+
+def _asked(spec: AttentionSpec) -> str:
+    parts = []
+    if spec.skip_softmax is not None:
+        parts.append("skip_softmax")
+    if spec.quant is not None and spec.quant.is_sage:
+        parts.append(f"quant.dtype_qk={spec.quant.dtype_qk}")
+    return " and ".join(parts)
+
+
+def _advice(request: Request, device: Device) -> str:
+    able = [name for name in candidates(request, device) if name != "REFERENCE"]
+    if not able:
+        return f"On {device.label} nothing but REFERENCE can do what was asked"
+    return f"On {device.label} {', '.join(able)} can"
