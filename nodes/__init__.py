@@ -1,0 +1,1 @@
+"""The nodes: one file per feature, each a schema and one call."""

@@ -1,0 +1,1 @@
+"""How a loaded model's attention is reached, and at which sigma."""

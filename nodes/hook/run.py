@@ -1,0 +1,201 @@
+"""The state of one patched model: settings by layer, the clock, and what a sampling run holds.
+
+One `PatchRun` is made per Patch node. Everything that belongs to a run (time, counters, token
+orders, what is known of masks) is dropped when the run ends, also when it is cancelled.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import torch
+
+from ...trtllm_core.api import Plan, Refused, plan
+from ...trtllm_core.backends import Unavailable
+from ...trtllm_core.config import AttentionConfig
+from ...trtllm_core.device import Device
+from ...trtllm_core.layer_names import LayerPatterns
+from ...trtllm_core.masks import MaskReader, mask_refusal
+from ...trtllm_core.selector import announce
+from ...trtllm_core.stats import RunStats
+from ...trtllm_core.token_order import TokenOrders
+from ..wires import RoleSettings, StatsHolder
+from .clock import Clock
+from .layers import ROLE_CATEGORIES
+
+log = logging.getLogger("trtllm_attention")
+
+
+class PatchRun:
+    """Settings and state shared by every attention call of one patched model.
+
+    default: settings of every role not in `by_role`. device: where the model computes.
+    token_order: "cubes" or "sequential". count_tiles: whether anybody will read tile counts.
+    """
+
+    def __init__(
+        self,
+        default: RoleSettings,
+        by_role: dict[str, RoleSettings],
+        device: Device,
+        *,
+        token_order: str,
+        holder: StatsHolder,
+        count_tiles: bool,
+    ):
+        self.default = default
+        self.by_role = by_role
+        self.config = AttentionConfig(
+            default=default.spec, per_role={role: s.spec for role, s in by_role.items()}
+        )
+        self.device = device
+        self.cubes = token_order == "cubes"
+        self.kv_order = "own_first" if self.cubes else "sequential"
+        self.holder = holder
+        self.count_tiles = count_tiles
+        self.clock = Clock()
+        self.stats: RunStats | None = None
+        self.masks = MaskReader()
+        self.orders = TokenOrders()
+        self.extra_tokens_lead = True
+        self.mask_free = False
+        self._said: set[str] = set()
+        self._broken: set[tuple] = set()
+
+    def __deepcopy__(self, memo):
+        return self
+
+    def settings_for(self, role: str) -> tuple[RoleSettings, str]:
+        """The settings of `role` and where they come from: exact, category, then default."""
+        category = ROLE_CATEGORIES.get(role)
+        _, source = self.config.resolve(role, category)
+        for name in (role, category):
+            if name in self.by_role:
+                return self.by_role[name], source
+        return self.default, source
+
+    def ignores(self, settings: RoleSettings, layer: str) -> bool:
+        """Whether Skip-Softmax leaves `layer` dense: the node's list or the calibration's."""
+        if settings.spec.skip_softmax is None:
+            return False
+        listed = LayerPatterns(settings.ignore).selects(layer)
+        return listed or (settings.calibration is not None and settings.calibration.ignores(layer))
+
+    def has_calibration_for(self, role: str) -> bool:
+        """Whether `role` either needs no calibrated curve or has one."""
+        settings, _ = self.settings_for(role)
+        skip = settings.spec.skip_softmax
+        return skip is None or skip.target_sparsity is None or settings.calibration is not None
+
+    def plan_role(
+        self,
+        role: str,
+        head_dim: int | None,
+        dtype: torch.dtype | None,
+        gqa: bool = False,
+        mask: str = "none",
+    ) -> Plan:
+        """The plan of `role`; raises `Unavailable` with every reason."""
+        settings, source = self.settings_for(role)
+        decided = plan(
+            settings.spec,
+            self.device,
+            role=role,
+            source=source,
+            head_dim=head_dim,
+            dtype=dtype,
+            gqa=gqa,
+            mask=mask,
+            mask_free=self.mask_free,
+        )
+        announce(decided.active.selection, role)
+        return decided
+
+    def plan_call(self, site, head_dim, dtype, gqa, mask_kind, mask) -> tuple[Plan | None, str]:
+        """The plan for calls of this shape at `site`; None and a reason to leave them to ComfyUI.
+
+        Raises Refused when the backend was chosen by name for this very role and a mask is what it
+        cannot honour: ComfyUI's attention would not be what was asked for.
+        """
+        try:
+            decided = self.plan_role(site.role, head_dim, dtype, gqa, mask_kind)
+        except Unavailable as error:
+            explicit = site.settings.spec.backend
+            if mask_kind != "none" and explicit and self._chosen_for(site.role):
+                raise Refused(mask_refusal(explicit, site.layer, mask)) from error
+            return None, str(error)
+        if _identity(decided) in self._broken:
+            return None, f"{decided.active.backend} failed"
+        return decided, ""
+
+    def mask_kind(self, mask: torch.Tensor) -> str:
+        """"padding" if `mask` only cuts a padded suffix, else "any"; looked at once per mask."""
+        lengths = self.masks.key_lengths(mask, mask.shape[-1])
+        return "any" if lengths is None else "padding"
+
+    def _chosen_for(self, role: str) -> bool:
+        # a text refiner that only inherits the default's backend is not what the user meant by it
+        return role in self.by_role or role in ("self", "cross")
+
+    def token_order(self, query: torch.Tensor, key: torch.Tensor):
+        """The cube order of a self-attention call over the current grid, or None."""
+        grid = self.clock.grid
+        length = query.shape[1]
+        if not self.cubes or grid is None or key.shape[1] != length:
+            return None
+        extra = length - grid[0] * grid[1] * grid[2]
+        if extra < 0:
+            return None
+        lead = extra if self.extra_tokens_lead else 0
+        return self.orders.get(grid, length, query.device, lead=lead)
+
+    def start(self, sigmas) -> None:
+        """Begin a sampling run."""
+        self.clock.start(sigmas)
+        self.stats = RunStats(self.count_tiles)
+
+    def finish(self) -> None:
+        """End the run: read the counters once and let every tensor of it go."""
+        stats, self.stats = self.stats, None
+        self.clock.reset()
+        self.masks.clear()
+        self.orders.clear()
+        if stats is None:
+            return
+        stats.finish()
+        self.holder.add(stats)
+        if not stats.calls and not stats.declined:
+            self.say(
+                "the patch was never called in this run: the model's attention does not go "
+                "through ComfyUI's optimized_attention, or another patch replaced it"
+            )
+
+    def declined(self, site, reason: str, decline: Callable):
+        """Leave a call to ComfyUI, counted, and said once per reason."""
+        self.say(f"{site.layer} ({site.role}): left to ComfyUI, {reason}")
+        if self.stats is not None:
+            self.stats.decline(reason)
+        return decline()
+
+    def failed(self, site, decided: Plan, call, error: Exception, decline: Callable):
+        """A kernel raised in mid-run: say so once, and finish the run on ComfyUI's attention."""
+        self._broken.add(_identity(decided))
+        site._plans.clear()
+        backend = (decided.dense if call.threshold is None else decided.active).backend
+        self.say(f"{backend} failed and is not used again: {type(error).__name__}: {error}")
+        if call.query is None:
+            raise error  # the inputs are gone, nothing can be computed from them
+        if self.stats is not None:
+            self.stats.decline(f"{backend} failed")
+        return decline()
+
+    def say(self, text: str) -> None:
+        """Log a warning once."""
+        if text not in self._said:
+            self._said.add(text)
+            log.warning(text)
+
+
+def _identity(decided: Plan) -> tuple:
+    return decided.active.backend, decided.dense.backend, decided.spec

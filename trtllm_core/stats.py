@@ -1,0 +1,100 @@
+"""What happened in a sampling run, counted without waiting for the GPU.
+
+The attention path adds to plain Python counters; tile counts stay on the device, one int64 each,
+until the run is over and are read then in one copy.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+import torch
+
+COUNTERS_PER_CHUNK = 4096
+
+
+@dataclass(slots=True)
+class SiteStats:
+    """One layer at one step. `skipped_tiles` is None while it is unknown or was not counted."""
+
+    layer: str
+    role: str
+    step: int
+    timestep: float | None
+    calls: int = 0
+    sparse_calls: int = 0
+    total_tiles: int = 0
+    skipped_tiles: int | None = None
+    backends: Counter = field(default_factory=Counter)
+
+    @property
+    def sparsity(self) -> float | None:
+        """Skipped share of the tiles of the sparse calls, or None where nothing was counted."""
+        if self.skipped_tiles is None or not self.total_tiles:
+            return None
+        return self.skipped_tiles / self.total_tiles
+
+
+class RunStats:
+    """The counters of one run.
+
+    count_tiles: whether skipped tiles are counted too; costs one atomic addition per thread block.
+    """
+
+    def __init__(self, count_tiles: bool = False):
+        self.count_tiles = count_tiles
+        self.sites: dict[tuple[str, int], SiteStats] = {}
+        self.declined: Counter = Counter()
+        self.finished = False
+        self._counters: dict[tuple[str, int], torch.Tensor] = {}
+        self._chunk: torch.Tensor | None = None
+        self._used = 0
+
+    def __deepcopy__(self, memo):
+        return self
+
+    def site(self, layer: str, role: str, step: int, timestep: float | None) -> SiteStats:
+        """The record of `layer` at `step`, made on first use."""
+        record = self.sites.get((layer, step))
+        if record is None:
+            record = self.sites[layer, step] = SiteStats(layer, role, step, timestep)
+        return record
+
+    def counter(self, layer: str, step: int, device: torch.device) -> torch.Tensor:
+        """An int64 tensor of one element that a kernel adds skipped tiles to."""
+        counter = self._counters.get((layer, step))
+        if counter is None or counter.device != device:
+            if self._chunk is None or self._used == COUNTERS_PER_CHUNK or self._chunk.device != device:
+                self._chunk = torch.zeros(COUNTERS_PER_CHUNK, dtype=torch.int64, device=device)
+                self._used = 0
+            counter = self._counters[layer, step] = self._chunk[self._used : self._used + 1]
+            self._used += 1
+        return counter
+
+    def decline(self, reason: str) -> None:
+        """Count a call that went to ComfyUI's own attention instead, by reason."""
+        self.declined[reason] += 1
+
+    def finish(self) -> None:
+        """Read the device counters, the one wait of a run, and let the tensors go."""
+        for key, counter in self._counters.items():
+            self.sites[key].skipped_tiles = int(counter)
+        self._counters.clear()
+        self._chunk = None
+        self.finished = True
+
+    @property
+    def calls(self) -> int:
+        return sum(s.calls for s in self.sites.values())
+
+    @property
+    def sparse_calls(self) -> int:
+        return sum(s.sparse_calls for s in self.sites.values())
+
+    @property
+    def sparsity(self) -> float | None:
+        """Skipped share of all counted tiles, or None."""
+        counted = [s for s in self.sites.values() if s.skipped_tiles is not None]
+        total = sum(s.total_tiles for s in counted)
+        return sum(s.skipped_tiles for s in counted) / total if total else None
