@@ -1,0 +1,1 @@
+"""Start the real ComfyUI, build prompts for it, and read what it did."""

@@ -1,0 +1,26 @@
+"""Test-only nodes: conditioning without a text encoder, and observers of a run. Never shipped."""
+
+from comfy_api.latest import ComfyExtension
+
+from .conditioning import TestConditioning, TestTrainedConditioning
+from .memory import TestMemoryReport, TestWatchStorages
+from .probe import TestProbe, TestProbeReport
+
+
+class TestExtension(ComfyExtension):
+    """The pack's node list."""
+
+    async def get_node_list(self):
+        return [
+            TestConditioning,
+            TestTrainedConditioning,
+            TestProbe,
+            TestProbeReport,
+            TestWatchStorages,
+            TestMemoryReport,
+        ]
+
+
+async def comfy_entrypoint():
+    """What ComfyUI calls."""
+    return TestExtension()
