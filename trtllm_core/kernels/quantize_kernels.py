@@ -1,0 +1,156 @@
+"""Fused SAGE quantization of K and V: one pass for the statistics, one for the copies. Q is quantized in the attention
+kernel itself.
+
+K loses its mean over tokens, per head and channel (SageAttention, arXiv 2410.02367): every score of a query changes by
+the same amount, which softmax does not see. V loses its mean too when it goes to FP8, and gets it back in the result,
+since a row of probabilities sums to one.
+"""
+
+import triton
+import triton.language as tl
+
+from .attention_kernel import E4M3_MAX, INT8_MAX, TINY, _nan_maximum, absolute_maximum, quantize_rows
+
+# rows of a statistics buffer: mean of K, mean, minimum and maximum of V, and a poison (0, or NaN if V is not finite)
+STATISTICS = tl.constexpr(5)
+
+
+@triton.jit
+def _nan_minimum(a, b):
+    return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def statistics_kernel(
+    key, value, partial, key_lengths,
+    key_stride_batch, key_stride_row, key_stride_head,
+    value_stride_batch, value_stride_row, value_stride_head,
+    key_length,
+    HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr,
+    KEY: tl.constexpr, LENGTHS: tl.constexpr,
+):
+    """Statistics of tokens [program 0 * CHUNK, + CHUNK) of kv head `program 1`, batch `program 2`.
+
+    partial: float32 [batch, kv heads, chunks, STATISTICS, HEAD_DIM]; sums come divided by the number of tokens.
+    """
+    chunk = tl.program_id(0)
+    head = tl.program_id(1).to(tl.int64)
+    batch = tl.program_id(2).to(tl.int64)
+    if LENGTHS:
+        key_length = tl.load(key_lengths + batch)
+    share = 1.0 / key_length.to(tl.float32)
+    column = tl.arange(0, PADDED_DIM)
+    real = column < HEAD_DIM
+    key += batch * key_stride_batch + head * key_stride_head
+    value += batch * value_stride_batch + head * value_stride_head
+    key_sum = tl.zeros([PADDED_DIM], tl.float32)
+    value_sum = tl.zeros([PADDED_DIM], tl.float32)
+    poison = tl.zeros([PADDED_DIM], tl.float32)
+    lowest = tl.full([PADDED_DIM], float("inf"), tl.float32)
+    highest = tl.full([PADDED_DIM], -float("inf"), tl.float32)
+    for start in range(0, CHUNK, BLOCK):
+        row = chunk * CHUNK + start + tl.arange(0, BLOCK)
+        inside = (row < key_length)[:, None]
+        mask = inside & real[None, :]
+        row = row.to(tl.int64)[:, None]
+        if KEY:
+            k = tl.load(key + row * key_stride_row + column[None, :], mask=mask, other=0.0).to(tl.float32)
+            key_sum += tl.sum(k * share, 0)
+        v = tl.load(value + row * value_stride_row + column[None, :], mask=mask, other=0.0).to(tl.float32)
+        value_sum += tl.sum(v * share, 0)
+        poison += tl.sum(v * 0.0, 0)
+        lowest = _nan_minimum(lowest, tl.reduce(tl.where(inside, v, float("inf")), 0, _nan_minimum))
+        highest = _nan_maximum(highest, tl.reduce(tl.where(inside, v, -float("inf")), 0, _nan_maximum))
+    partial += (((batch * tl.num_programs(1) + head) * tl.num_programs(0) + chunk) * STATISTICS) * HEAD_DIM + column
+    tl.store(partial, key_sum, mask=real)
+    tl.store(partial + HEAD_DIM, value_sum, mask=real)
+    tl.store(partial + 2 * HEAD_DIM, lowest, mask=real)
+    tl.store(partial + 3 * HEAD_DIM, highest, mask=real)
+    tl.store(partial + 4 * HEAD_DIM, poison, mask=real)
+
+
+@triton.jit
+def finish_kernel(partial, key_mean, value_mean, value_scale, chunks, HEAD_DIM: tl.constexpr,
+                  PADDED_DIM: tl.constexpr, KEY: tl.constexpr, FP8_VALUE: tl.constexpr):
+    """Reduce `partial` over chunks for (batch, kv head) `program 0`; key_mean, value_mean, value_scale [.., HEAD_DIM].
+
+    Without FP8_VALUE nothing is taken off V, so value_mean is only the poison.
+    """
+    pair = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, PADDED_DIM)
+    real = column < HEAD_DIM
+    key_sum = tl.zeros([PADDED_DIM], tl.float32)
+    value_sum = tl.zeros([PADDED_DIM], tl.float32)
+    poison = tl.zeros([PADDED_DIM], tl.float32)
+    lowest = tl.full([PADDED_DIM], float("inf"), tl.float32)
+    highest = tl.full([PADDED_DIM], -float("inf"), tl.float32)
+    partial += pair * chunks * STATISTICS * HEAD_DIM + column
+    for _ in range(chunks):
+        key_sum += tl.load(partial, mask=real, other=0.0)
+        value_sum += tl.load(partial + HEAD_DIM, mask=real, other=0.0)
+        lowest = _nan_minimum(lowest, tl.load(partial + 2 * HEAD_DIM, mask=real, other=0.0))
+        highest = _nan_maximum(highest, tl.load(partial + 3 * HEAD_DIM, mask=real, other=0.0))
+        poison += tl.load(partial + 4 * HEAD_DIM, mask=real, other=0.0)
+        partial += STATISTICS * HEAD_DIM
+    output = pair * HEAD_DIM + column
+    if KEY:
+        tl.store(key_mean + output, key_sum, mask=real)
+    if FP8_VALUE:
+        largest = _nan_maximum(highest - value_sum, value_sum - lowest)
+        tl.store(value_mean + output, value_sum + poison, mask=real)
+        tl.store(value_scale + output, largest / E4M3_MAX + TINY, mask=real)
+    else:
+        tl.store(value_mean + output, poison, mask=real)
+
+
+@triton.jit
+def quantize_kernel(
+    key, value, key_mean, value_mean, value_scale, key_out, key_scale, value_out, key_lengths,
+    key_stride_batch, key_stride_row, key_stride_head,
+    value_stride_batch, value_stride_row, value_stride_head,
+    key_length, padded_length, key_groups,
+    HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr, BLOCK: tl.constexpr, K_BLOCK: tl.constexpr,
+    FP8_VALUE: tl.constexpr, LENGTHS: tl.constexpr,
+):
+    """Quantize tokens [program 0 * BLOCK, + BLOCK) of kv head `program 1`, batch `program 2`.
+
+    key_out: int8 or e4m3 [batch, kv heads, key_length, HEAD_DIM]; key_scale: float32 [batch, kv heads, key_groups].
+    value_out: e4m3 [batch, kv heads, HEAD_DIM, padded_length], zero past the end, keys 8g+2c+e of each 16 at 4c+2g+e.
+    """
+    first = tl.program_id(0) * BLOCK
+    head = tl.program_id(1).to(tl.int64)
+    batch = tl.program_id(2).to(tl.int64)
+    pair = batch * tl.num_programs(1) + head
+    length = key_length
+    if LENGTHS:
+        length = tl.load(key_lengths + batch)
+    column = tl.arange(0, PADDED_DIM)
+    real = column < HEAD_DIM
+    row = first + tl.arange(0, BLOCK)
+    row64 = row.to(tl.int64)
+    mask = (row < length)[:, None] & real[None, :]
+
+    GROUPS: tl.constexpr = BLOCK // K_BLOCK
+    mean = tl.load(key_mean + pair * HEAD_DIM + column, mask=real, other=0.0)
+    key += batch * key_stride_batch + head * key_stride_head
+    k = tl.load(key + row64[:, None] * key_stride_row + column[None, :], mask=mask, other=0.0).to(tl.float32)
+    k = tl.where(mask, k - mean[None, :], 0.0)
+    largest = tl.reduce(absolute_maximum(k.reshape(GROUPS, K_BLOCK, PADDED_DIM), 2), 1, _nan_maximum)
+    TYPE: tl.constexpr = key_out.dtype.element_ty
+    scale = largest / (INT8_MAX if TYPE == tl.int8 else E4M3_MAX) + TINY
+    k = quantize_rows(k.reshape(GROUPS, K_BLOCK, PADDED_DIM), scale[:, None, None], TYPE).reshape(BLOCK, PADDED_DIM)
+    group = tl.program_id(0) * GROUPS + tl.arange(0, GROUPS)
+    tl.store(key_scale + pair * key_groups + group, scale, mask=group < key_groups)
+    tl.store(key_out + (pair * key_length + row64)[:, None] * HEAD_DIM + column[None, :], k,
+             mask=(row < key_length)[:, None] & real[None, :])
+
+    if FP8_VALUE:
+        mean = tl.load(value_mean + pair * HEAD_DIM + column, mask=real, other=0.0)
+        scale = tl.load(value_scale + pair * HEAD_DIM + column, mask=real, other=1.0)
+        value += batch * value_stride_batch + head * value_stride_head
+        v = tl.load(value + row64[:, None] * value_stride_row + column[None, :], mask=mask, other=0.0).to(tl.float32)
+        v = tl.where(mask, v - mean[None, :], 0.0)
+        v = quantize_rows(v, scale[None, :], tl.float8e4nv)
+        v = v.reshape(BLOCK // 16, 2, 4, 2, PADDED_DIM).permute(0, 2, 1, 3, 4).reshape(BLOCK, PADDED_DIM)
+        position = (pair * HEAD_DIM + column)[:, None] * padded_length + row64[None, :]
+        tl.store(value_out + position, v.T, mask=real[:, None] & (row < padded_length)[None, :])
