@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+
+MASK_BACKENDS = ("TORCH_SDPA", "CUDNN_ATTN")  # two that honour any mask, for advice
 
 
 def as_4d(mask: torch.Tensor) -> torch.Tensor:
@@ -35,3 +38,71 @@ def with_lengths(
     if mask.dtype == torch.bool:
         return mask & is_key
     return torch.where(is_key, mask, float("-inf"))
+
+
+def suffix_lengths(mask: torch.Tensor, key_length: int) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """If `mask` may be read as "keys from here on are padding": the lengths, and whether it is so.
+
+    Returns (int32 [B or 1], bool scalar), both on the mask's device, or None when the shape already
+    rules it out. No device sync.
+    """
+    mask = as_4d(mask)
+    if mask.shape[-1] != key_length or not (mask.dtype == torch.bool or mask.is_floating_point()):
+        return None
+    for dim in (1, 2):
+        if mask.stride(dim) == 0:  # expanded: one row says it all
+            mask = mask.narrow(dim, 0, 1)
+    if mask.dtype == torch.bool:
+        attends, understood = mask, None
+    else:
+        # both -inf and the most negative finite value are in use for "hidden"
+        attends = mask == 0
+        understood = attends | (mask <= torch.finfo(mask.dtype).min)
+    row = attends[:, :1, :1]  # [B, 1, 1, Lk]
+    lengths = row.sum(-1, dtype=torch.int32)  # [B, 1, 1]
+    position = torch.arange(key_length, device=mask.device)
+    is_suffix = (row == (position < lengths[..., None])).all() & (attends == row).all()
+    # a row without any key means something else to every backend
+    is_suffix = is_suffix & (lengths > 0).all()
+    if understood is not None:
+        is_suffix = is_suffix & understood.all()
+    return lengths.flatten(), is_suffix
+
+
+class MaskReader:
+    """Reads each mask once: one device sync per mask, none per call. Owned by a run.
+
+    A mask is known by its storage and view, so that a view made anew for every call is not read
+    again; a mask that is gone is forgotten. Masks changed in place are read again, except under
+    inference_mode, where nothing tells.
+    """
+
+    def __init__(self):
+        self._known: dict[tuple, tuple[StorageWeakRef, torch.Tensor | None]] = {}
+
+    def key_lengths(self, mask: torch.Tensor, key_length: int) -> torch.Tensor | None:
+        """int32 lengths [B or 1] if `mask` (2-D, 3-D or 4-D) only hides a padded suffix, else None."""
+        storage = StorageWeakRef(mask.untyped_storage())
+        version = 0 if mask.is_inference() else mask._version
+        view = (mask.storage_offset(), mask.dtype, tuple(mask.shape), mask.stride())
+        key = (storage.cdata, version, view, key_length)
+        if key in self._known:
+            return self._known[key][1]
+        # the weak reference pins the address, so a dead entry can never be taken for a new mask
+        self._known = {k: known for k, known in self._known.items() if not known[0].expired()}
+        found = suffix_lengths(mask, key_length)
+        lengths = found[0] if found is not None and bool(found[1]) else None
+        self._known[key] = (storage, lengths)
+        return lengths
+
+    def clear(self) -> None:
+        self._known.clear()
+
+
+def mask_refusal(backend: str, layer: str, mask: torch.Tensor) -> str:
+    """Why `backend` does not run this call, and what would."""
+    able = " or ".join(name for name in MASK_BACKENDS if name != backend)
+    return (
+        f"{layer}: {backend} cannot honour this mask of shape {tuple(mask.shape)} ({mask.dtype}), "
+        f"which does more than cut off a padded end; choose {able} for this role"
+    )

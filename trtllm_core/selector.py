@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, replace
 
 import torch
@@ -18,7 +19,10 @@ from .device import (
 )
 from .specs import BACKEND_NAMES, AttentionSpec
 
+log = logging.getLogger("trtllm_attention")
+
 PLATFORM_DEFAULT = "platform default"
+AUTO = "auto"
 CUDNN_MINIMUM = 90500
 FA4_MINIMUM = "4.0.0b18"
 
@@ -153,25 +157,28 @@ def _auto_lossy(request: Request, device: Device, mask_free: bool) -> Selection:
         if not reasons:
             detail = f"{device.label}, {_asked(request.spec)}"
             cast = _cast_warning(name, request)
-            return Selection(name, "auto", detail, tuple(passed_over), cast)
+            return Selection(name, AUTO, detail, tuple(passed_over), cast)
         passed_over += (f"{name}: {reason}" for reason in reasons)
     raise Unavailable(f"auto with {_asked(request.spec)}", tuple(passed_over))
 
 
 def _auto_dense(request: Request, device: Device, mask_free: bool) -> Selection:
     family = device.family
-    passed_over = []
+    passed_over, broken = [], []
     for name in PLATFORMS.get(family, ()):
         reasons = backends.reasons(name, request, device)
         reasons += _platform_reasons(name, request, device, mask_free)
         if not reasons:
             detail = _detail(name, family, request, device)
-            return Selection(name, PLATFORM_DEFAULT, detail, tuple(passed_over))
+            return Selection(name, PLATFORM_DEFAULT, detail, tuple(passed_over), tuple(broken))
         passed_over += (f"{name}: {reason}" for reason in reasons)
+        if name in device.broken:
+            broken.append(f"{name} would be the default here, but {device.broken[name]}")
     reasons = backends.reasons("TORCH_SDPA", request, device)
     if reasons:
         raise Unavailable("auto", (*passed_over, *(f"TORCH_SDPA: {reason}" for reason in reasons)))
-    return Selection("TORCH_SDPA", PLATFORM_DEFAULT, device.label, tuple(passed_over))
+    detail = f"TORCH_SDPA, {device.label}"
+    return Selection("TORCH_SDPA", PLATFORM_DEFAULT, detail, tuple(passed_over), tuple(broken))
 
 
 def _platform_reasons(
@@ -228,3 +235,34 @@ def _advice(request: Request, device: Device) -> str:
     if not able:
         return f"On {device.label} nothing but REFERENCE can do what was asked"
     return f"On {device.label} {', '.join(able)} can"
+
+
+_SAID: set[str] = set()
+
+
+def announce(selection: Selection, role: str, said: set[str] = _SAID) -> None:
+    """Log which backend runs `role` and why, and the selection's warnings; each line once.
+
+    said: the lines already logged, by default those of this process.
+    """
+    for level, line in ((logging.INFO, line_of(selection, role)),) + tuple(
+        (logging.WARNING, warning) for warning in selection.warnings
+    ):
+        key = f"{role}: {line}"
+        if key not in said:
+            said.add(key)
+            log.log(level, line)
+
+
+def line_of(selection: Selection, role: str) -> str:
+    """vLLM-Omni's log line for a selection."""
+    name = selection.backend
+    if selection.source in (PLATFORM_DEFAULT, AUTO):
+        name = "SDPA" if name == "TORCH_SDPA" else name
+        return f"Defaulting to diffusion attention backend {name} ({selection.detail})"
+    if selection.source.startswith("attention_config."):
+        return (
+            f"Resolved diffusion attention backend {name!r} for role={role!r} "
+            f"via {selection.source}"
+        )
+    return f"Using diffusion attention backend {name!r}"
