@@ -69,21 +69,34 @@ def _aliases(layer: str, component: str | None, table: tuple) -> tuple[str, ...]
 
 def _other_names(layer: str, table: tuple) -> list[str]:
     """Names of `layer` in the rows whose ComfyUI name it is; if there are none, in any row."""
-    for columns in (slice(0, 1), slice(1, None)):
-        found = []
-        for row in table:
-            for name in row[columns]:
-                match = re.fullmatch(re.escape(name).replace(r"\{n\}", r"(\d+)"), layer)
-                if match:
-                    found += [other.replace("{n}", match[1]) for other in row]
-        if found:
-            return found
-    return []
+    return _in_rows(layer, table, slice(0, 1)) or _in_rows(layer, table, slice(1, None))
+
+
+def _in_rows(layer: str, table: tuple, columns: slice) -> list[str]:
+    found = []
+    for row in table:
+        for name in row[columns]:
+            match = re.fullmatch(re.escape(name).replace(r"\{n\}", r"(\d+)"), layer)
+            if match:
+                found += [other.replace("{n}", match[1]) for other in row]
+    return found
+
+
+def names_elsewhere(layer: str) -> tuple[str, ...]:
+    """What other programs call a ComfyUI layer; empty for patterns and layers not in the table."""
+    bare = _PREFIX.sub("", layer)
+    names = _in_rows(bare, tuple(LAYER_NAMES), slice(0, 1))
+    return tuple(name for name in dict.fromkeys(names) if name != bare)
 
 
 def matches(pattern: str, layer: str, component: str | None = None) -> bool:
-    """Whether the shell-style `pattern` (`*`, `?`, `[...]`; case counts) names `layer`."""
-    return any(fnmatchcase(name, pattern) for name in aliases(layer, component))
+    """Whether the shell-style `pattern` (`*`, `?`, `[...]`; case counts) names `layer`.
+
+    As in vLLM-Omni, a pattern also covers what is inside the module that it names: `blocks.0`
+    selects `blocks.0.attn1`.
+    """
+    names = aliases(layer, component)
+    return any(fnmatchcase(name, p) for p in (pattern, f"{pattern}.*") for name in names)
 
 
 class LayerPatterns:

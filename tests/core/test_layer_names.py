@@ -3,7 +3,7 @@
 import pytest
 
 from trtllm_core import layer_names
-from trtllm_core.layer_names import LayerPatterns, aliases, matches
+from trtllm_core.layer_names import LayerPatterns, aliases, matches, names_elsewhere
 
 # (family, ComfyUI's module path, Diffusers' name), read from both sources
 SAME_LAYER = [
@@ -58,6 +58,8 @@ def test_no_alias_belongs_to_another_layer_number(family, comfy, diffusers):
         ("blocks.0.attn1", ["blocks.0.self_attn"]),
         ("transformer.blocks.*.attn1", ["blocks.0.self_attn", "blocks.10.self_attn"]),
         ("blocks.0*", ["blocks.0.self_attn", "blocks.0.cross_attn"]),
+        ("blocks.0", ["blocks.0.self_attn", "blocks.0.cross_attn"]),
+        ("blocks.1", []),
         ("*.attn2", ["blocks.0.cross_attn", "blocks.10.cross_attn"]),
         ("blocks.[!0].*", []),
         ("BLOCKS.0.attn1", []),
@@ -97,6 +99,13 @@ def test_a_known_component_ignores_the_other_ones_names():
     assert matches("transformer_2.blocks.0.attn1", "blocks.0.self_attn")
     assert not matches("transformer_2.blocks.0.attn1", "blocks.0.self_attn", "transformer")
     assert LayerPatterns(["transformer_2.*"], "transformer_2").selects("blocks.0.self_attn")
+
+
+def test_names_elsewhere_are_what_a_saved_calibration_adds():
+    assert "blocks.3.attn1" in names_elsewhere("blocks.3.self_attn")
+    assert "transformer_blocks.3.attn" in names_elsewhere("diffusion_model.double_blocks.3")
+    assert names_elsewhere("transformer_blocks.3.attn1") == ()  # named alike
+    assert names_elsewhere("blocks.*.self_attn") == names_elsewhere("their.own") == ()
 
 
 def test_unknown_layers_keep_their_name():

@@ -56,8 +56,9 @@ def count_kernel(
         else:
             k = tl.load(k_pointers, mask=(column < HEAD_DIM)[:, None], other=0.0)
         peak = tl.max(tl.dot(q, k), 1)
-        # +inf at the first tile: it is never counted
-        rise = tl.max(peak - running, 0) * scale
+        # [1]; +inf at the first tile, which is never counted. Triton 3.6 fails to compile the same
+        # reduction to a scalar for compute capability 10.0.
+        rise = tl.max((peak - running)[None, :], 1) * scale
         skipped += (rise < logs).to(tl.int32)
         running = tl.maximum(running, peak)
     tl.atomic_add(counts + trial, skipped.to(tl.int64), mask=trial < TRIALS, sem="relaxed")
