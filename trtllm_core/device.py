@@ -116,6 +116,11 @@ def at_least(version: str, minimum: str) -> bool:
     return version != UNKNOWN_VERSION and TorchVersion(version) >= minimum
 
 
+def capability_of(tensor: torch.Tensor) -> tuple[int, int] | None:
+    """The compute capability of the GPU that holds `tensor`; None for every other device."""
+    return torch.cuda.get_device_capability(tensor.device) if tensor.is_cuda else None
+
+
 def _exists(module: str) -> bool:
     package, _, inside = module.partition("/")
     try:

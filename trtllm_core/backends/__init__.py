@@ -93,9 +93,12 @@ class Package:
     minimum: str | None = None
     capabilities: tuple[tuple[int, int], ...] | None = None
 
+    def is_for(self, device: Device) -> bool:
+        return self.capabilities is None or device.capability in self.capabilities
+
     def reason(self, device: Device) -> str | None:
         """Why it cannot be used on `device`, or None."""
-        if self.capabilities is not None and device.capability not in self.capabilities:
+        if not self.is_for(device):
             return f"{self.name} serves {_archs(self.capabilities)} only"
         wanted = f"{self.name} {self.minimum} or newer" if self.minimum else self.name
         version = device.packages.get(self.name)
@@ -203,10 +206,10 @@ class Requirements:
         return None
 
     def _any_package_reason(self, device: Device) -> str | None:
-        reasons = [package.reason(device) for package in self.any_package]
-        if not reasons or not all(reasons):
+        reasons = [package.reason(device) for package in self.any_package if package.is_for(device)]
+        if not self.any_package or (reasons and not all(reasons)):
             return None
-        return "none of its packages can be used: " + ", ".join(reasons)
+        return " and ".join(reasons or (package.reason(device) for package in self.any_package))
 
     def _head_dim_reason(self, head_dim: int | None) -> str | None:
         if head_dim is None:
@@ -251,6 +254,17 @@ class Requirements:
 def load_module(name: str) -> ModuleType:
     """The module of backend `name`, imported on first use."""
     return importlib.import_module(f".{_MODULES[name]}", __name__)
+
+
+def import_names(backend: str, module: str, *names: str) -> tuple:
+    """`names` from `module`, as `backend` needs them; `Unavailable` if that fails in any way."""
+    try:
+        found = importlib.import_module(module)
+        return tuple(getattr(found, name) for name in names)
+    except Exception as error:  # a broken package may raise anything while it is imported
+        lines = str(error).splitlines() or [""]
+        reason = f"{module} cannot be imported: {type(error).__name__}: {lines[0]}"
+        raise Unavailable(backend, (reason,)) from error
 
 
 def requirements(name: str) -> Requirements:

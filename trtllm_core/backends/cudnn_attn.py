@@ -1,11 +1,16 @@
-"""CUDNN_ATTN: scaled_dot_product_attention pinned to cuDNN's kernel."""
+"""CUDNN_ATTN: scaled_dot_product_attention pinned to cuDNN's kernel.
+
+The pin matters for masked calls: PyTorch's own choice for them is its memory-efficient kernel.
+"""
 
 from __future__ import annotations
 
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..device import Device
-from . import HALF, AttentionCall, Request, Requirements, Unavailable
+from . import HALF, AttentionCall, Request, Requirements
+from ._sdpa import scaled_dot_product
 
 REQUIREMENTS = Requirements(
     backend="CUDNN_ATTN",
@@ -19,14 +24,16 @@ REQUIREMENTS = Requirements(
 
 
 def refusals(request: Request, device: Device) -> tuple[str, ...]:
+    """A torch without cuDNN has nothing to pin."""
     if device.type == "cuda" and device.cudnn is None:
-        return ("this torch was built without cuDNN",)
+        return ("this torch has no cuDNN",)
     return ()
 
 
 def load(device: Device) -> None:
-    raise Unavailable(REQUIREMENTS.backend, ("it is not part of this version yet",))
+    """Nothing to import: cuDNN comes with torch."""
 
 
 def run(call: AttentionCall) -> torch.Tensor:
-    raise Unavailable(REQUIREMENTS.backend, ("it is not part of this version yet",))
+    with sdpa_kernel([SDPBackend.CUDNN_ATTENTION]):
+        return scaled_dot_product(call)

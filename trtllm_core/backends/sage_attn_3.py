@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from ..device import Device
-from . import HALF, AttentionCall, Package, Requirements, Unavailable
+from . import HALF, AttentionCall, Package, Requirements, import_names
 
 REQUIREMENTS = Requirements(
     backend="SAGE_ATTN_3",
@@ -14,16 +16,25 @@ REQUIREMENTS = Requirements(
     dtypes=HALF,
     head_dims=(64, 128),
     gqa=False,
-    mask="none",
+    packages=(Package("sageattn3", "build it from SageAttention/sageattention3_blackwell"),),
     scale=False,
-    packages=(Package("sageattn3", "build SageAttention/sageattention3_blackwell"),),
     lossy=True,
 )
 
+_sageattn3: Callable | None = None
+
 
 def load(device: Device) -> None:
-    raise Unavailable(REQUIREMENTS.backend, ("it is not part of this version yet",))
+    global _sageattn3
+    (_sageattn3,) = import_names(REQUIREMENTS.backend, "sageattn3", "sageattn3_blackwell")
 
 
 def run(call: AttentionCall) -> torch.Tensor:
-    raise Unavailable(REQUIREMENTS.backend, ("it is not part of this version yet",))
+    """No mask gets here: the function takes `attn_mask` and ignores it."""
+    query, key, value = (x.transpose(1, 2) for x in (call.query, call.key, call.value))
+    default = query.shape[-1] ** -0.5
+    if call.scale != default:
+        query = query * (call.scale / default)  # it knows only the default scale
+    # it subtracts K's mean in place, so it gets a copy
+    key = key.clone(memory_format=torch.contiguous_format)
+    return _sageattn3(query, key, value, is_causal=False).transpose(1, 2)
