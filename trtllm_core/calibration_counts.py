@@ -45,25 +45,22 @@ def count_skipped_tiles(
     """
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     check(query, key, scale, thresholds, kv_order)
-    kernel = _fused_kernel() if query.is_cuda else None
+    kernel = _kernel_module() if query.is_cuda and not _failures else None
     if kernel is not None and kernel.supports(query, key, tile):
         try:
             return kernel.count_skipped_tiles(query, key, scale, thresholds, tile, kv_order)
         except Exception as error:
-            _fused_kernel.cache_clear()
             _failures.append(error)
             _log.warning("the calibration kernel failed, PyTorch counts instead: %s", error)
     return reference_count(query, key, scale, thresholds, tile, kv_order)
 
 
-_failures: list[Exception] = []
+_failures: list[Exception] = []  # why the fused kernel is no longer tried
 
 
 @functools.cache
-def _fused_kernel():
-    """The Triton kernel's module, or None where Triton is missing or the kernel has failed."""
-    if _failures:
-        return None
+def _kernel_module():
+    """The Triton kernel's module, or None, said once, where Triton is missing."""
     try:
         from .kernels import calibrate
     except ImportError as error:
@@ -181,7 +178,7 @@ class CalibrationCounts:
         """Share of all counted tiles, of `layer` or of all layers, that each threshold skips."""
         counts = [c for s in self._samples.values() for name, c in s.items() if layer in (None, name)]
         total = sum(total for _, total in counts)
-        skipped = torch.stack([s.cpu() for s, _ in counts]).sum(0) if counts else ()
+        skipped = torch.stack([s for s, _ in counts]).sum(0).cpu() if counts else ()
         return [int(s) / total for s in skipped]
 
     def points(self) -> list[Point]:
@@ -197,8 +194,9 @@ class CalibrationCounts:
         for (run, _, length), sample in self._samples.items():
             if len(sample) < widest[run, length]:
                 continue
-            shares = torch.stack([skipped.cpu() / total for skipped, total in sample.values()])
-            mean = shares.double().mean(0).tolist()
+            skipped = torch.stack([s for s, _ in sample.values()]).cpu().double()
+            totals = torch.tensor([[total] for _, total in sample.values()])
+            mean = (skipped / totals).mean(0).tolist()
             points += [Point(x, t * length) for x, t in zip(mean, self.thresholds, strict=True)]
         return points
 

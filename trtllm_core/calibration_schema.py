@@ -78,10 +78,10 @@ def load_json(path: Path) -> Mapping:
 
 def _decode(text: bytes | str, where: str) -> Mapping:
     try:
-        config = json.loads(text)
+        config = json.loads(text.decode("utf-8-sig") if isinstance(text, bytes) else text)
     except json.JSONDecodeError as error:
         position = f"line {error.lineno} column {error.colno}"
-        raise ValueError(f"{where} is not valid JSON: {error.msg} at {position}") from error
+        raise ValueError(f"{where} is not valid JSON: {error.msg}: {position}") from error
     except UnicodeDecodeError as error:
         raise ValueError(f"{where} is not a JSON file: byte {error.start} is not text") from error
     if not isinstance(config, Mapping):
