@@ -78,22 +78,30 @@ class MaskReader:
     """
 
     def __init__(self):
-        self._known: dict[tuple, tuple[StorageWeakRef, torch.Tensor | None]] = {}
+        self._known: dict[tuple, tuple[StorageWeakRef, torch.Tensor | None, tuple | None]] = {}
 
     def key_lengths(self, mask: torch.Tensor, key_length: int) -> torch.Tensor | None:
         """int32 lengths [B or 1] if `mask` (2-D, 3-D or 4-D) only hides a padded suffix, else None."""
+        return self._read(mask, key_length)[1]
+
+    def host_key_lengths(self, mask: torch.Tensor, key_length: int) -> tuple[int, ...] | None:
+        """The same lengths as Python numbers."""
+        return self._read(mask, key_length)[2]
+
+    def _read(self, mask: torch.Tensor, key_length: int) -> tuple:
         storage = StorageWeakRef(mask.untyped_storage())
         version = 0 if mask.is_inference() else mask._version
         view = (mask.storage_offset(), mask.dtype, tuple(mask.shape), mask.stride())
         key = (storage.cdata, version, view, key_length)
         if key in self._known:
-            return self._known[key][1]
+            return self._known[key]
         # the weak reference pins the address, so a dead entry can never be taken for a new mask
         self._known = {k: known for k, known in self._known.items() if not known[0].expired()}
         found = suffix_lengths(mask, key_length)
         lengths = found[0] if found is not None and bool(found[1]) else None
-        self._known[key] = (storage, lengths)
-        return lengths
+        numbers = None if lengths is None else tuple(lengths.tolist())
+        self._known[key] = (storage, lengths, numbers)
+        return self._known[key]
 
     def clear(self) -> None:
         self._known.clear()
