@@ -8,6 +8,7 @@ scripts; a sampler's hook keeps the plan.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -21,7 +22,7 @@ from .masks import MaskReader, mask_refusal
 from .selector import Selection, dense_companion, select
 from .selfcheck import self_check
 from .specs import AttentionSpec, one_of
-from .token_order import TokenOrder, TokenOrders
+from .token_order import TokenOrder
 
 TOKEN_ORDERS = ("cubes", "sequential")
 
@@ -168,7 +169,7 @@ def attention(
     if decided.is_sparse(timestep, ignored):
         call.threshold = threshold_of(spec, key.shape[1], calibration)
         if grid is not None and token_order == "cubes" and query.shape[1] == key.shape[1]:
-            order = _ORDERS.get(grid, query.shape[1], query.device)
+            order = _order_of(grid, query)
     return decided.run(call, order=order, layer=layer)
 
 
@@ -190,7 +191,14 @@ def threshold_of(
     return calibration.threshold(skip.target_sparsity, key_length)
 
 
-_ORDERS = TokenOrders()
+def _order_of(grid: tuple[int, int, int], query: torch.Tensor) -> TokenOrder:
+    """The cube order of `grid`; tokens beyond it are taken to come first."""
+    extra = query.shape[1] - math.prod(grid)
+    if extra < 0:
+        raise ValueError(f"grid={grid} has more tokens than query: {query.shape[1]}")
+    return TokenOrder(grid, lead=extra, device=query.device)
+
+
 _cached_plan = functools.lru_cache(maxsize=256)(plan)
 
 
@@ -221,9 +229,10 @@ def _use_mask(call: AttentionCall, route: Route, masks: MaskReader, layer: str) 
         lengths = masks.key_lengths(call.mask, call.key.shape[1])
     if lengths is None:
         raise Refused(mask_refusal(route.backend, layer, call.mask))
+    numbers = masks.host_key_lengths(call.mask, call.key.shape[1])
     if lengths.numel() == 1:
-        lengths = lengths.expand(call.query.shape[0])
-    call.key_lengths, call.mask = lengths.contiguous(), None
+        lengths, numbers = lengths.expand(call.query.shape[0]), numbers * call.query.shape[0]
+    call.key_lengths, call.host_key_lengths, call.mask = lengths.contiguous(), numbers, None
 
 
 def _compute_dtype(call: AttentionCall, requirements: Requirements) -> torch.dtype:

@@ -16,7 +16,7 @@ COUNTERS_PER_CHUNK = 4096
 
 @dataclass(slots=True)
 class SiteStats:
-    """One layer at one step. `skipped_tiles` is None while it is unknown or was not counted."""
+    """One layer in one role at one step. `skipped_tiles` is None while it is unknown or was not counted."""
 
     layer: str
     role: str
@@ -44,10 +44,10 @@ class RunStats:
 
     def __init__(self, count_tiles: bool = False):
         self.count_tiles = count_tiles
-        self.sites: dict[tuple[str, int], SiteStats] = {}
+        self.sites: dict[tuple[str, str, int], SiteStats] = {}
         self.declined: Counter = Counter()
         self.finished = False
-        self._counters: dict[tuple[str, int], torch.Tensor] = {}
+        self._counters: dict[tuple[str, str, int], torch.Tensor] = {}
         self._chunk: torch.Tensor | None = None
         self._used = 0
 
@@ -55,20 +55,22 @@ class RunStats:
         return self
 
     def site(self, layer: str, role: str, step: int, timestep: float | None) -> SiteStats:
-        """The record of `layer` at `step`, made on first use."""
-        record = self.sites.get((layer, step))
+        """The record of `layer` in `role` at `step`, made on first use."""
+        key = (layer, role, step)
+        record = self.sites.get(key)
         if record is None:
-            record = self.sites[layer, step] = SiteStats(layer, role, step, timestep)
+            record = self.sites[key] = SiteStats(layer, role, step, timestep)
         return record
 
-    def counter(self, layer: str, step: int, device: torch.device) -> torch.Tensor:
-        """An int64 tensor of one element that a kernel adds skipped tiles to."""
-        counter = self._counters.get((layer, step))
+    def counter(self, site: SiteStats, device: torch.device) -> torch.Tensor:
+        """An int64 tensor of one element that a kernel adds `site`'s skipped tiles to."""
+        key = (site.layer, site.role, site.step)
+        counter = self._counters.get(key)
         if counter is None or counter.device != device:
             if self._chunk is None or self._used == COUNTERS_PER_CHUNK or self._chunk.device != device:
                 self._chunk = torch.zeros(COUNTERS_PER_CHUNK, dtype=torch.int64, device=device)
                 self._used = 0
-            counter = self._counters[layer, step] = self._chunk[self._used : self._used + 1]
+            counter = self._counters[key] = self._chunk[self._used : self._used + 1]
             self._used += 1
         return counter
 

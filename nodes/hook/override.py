@@ -118,7 +118,7 @@ class LayerAttention:
             if site is not None:
                 site.sparse_calls += 1
                 if stats.count_tiles and route.tile_count is not None:
-                    call.skipped = stats.counter(self.layer, clock.step, call.query.device)
+                    call.skipped = stats.counter(site, call.query.device)
                     site.total_tiles += route.tile_count(call)
         return order
 

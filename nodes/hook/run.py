@@ -148,7 +148,7 @@ class PatchRun:
         if extra < 0:
             return None
         lead = extra if self.extra_tokens_lead else 0
-        return self.orders.get(grid, length, query.device, lead=lead)
+        return self.orders.get(grid, lead=lead, tail=extra - lead, device=query.device)
 
     def start(self, sigmas) -> None:
         """Begin a sampling run."""

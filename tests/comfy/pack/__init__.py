@@ -3,8 +3,10 @@
 from comfy_api.latest import ComfyExtension
 
 from .conditioning import TestConditioning, TestTrainedConditioning
+from .foreign import TestForeignForward, TestForeignOverride, TestForeignReport, TestForwards
 from .memory import TestMemoryReport, TestWatchStorages
 from .probe import TestProbe, TestProbeReport
+from .stats import TestStatsReport
 
 
 class TestExtension(ComfyExtension):
@@ -18,6 +20,11 @@ class TestExtension(ComfyExtension):
             TestProbeReport,
             TestWatchStorages,
             TestMemoryReport,
+            TestStatsReport,
+            TestForeignForward,
+            TestForeignOverride,
+            TestForeignReport,
+            TestForwards,
         ]
 
 
