@@ -88,6 +88,7 @@ class LayerAttention:
             quant=plan.spec.quant,
             kv_order=run.kv_order,
         )
+        run.observe(self, call)
         order = self._prepare_skipping(plan, call)
         try:
             out = plan.run(call, order=order, masks=run.masks, layer=self.layer)

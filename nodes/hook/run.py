@@ -171,6 +171,9 @@ class PatchRun:
                 "through ComfyUI's optimized_attention, or another patch replaced it"
             )
 
+    def observe(self, site, call) -> None:
+        """Told of every call before it is computed. For subclasses that count; must not wait."""
+
     def declined(self, site, reason: str, decline: Callable):
         """Leave a call to ComfyUI, counted, and said once per reason."""
         self.say(f"{site.layer} ({site.role}): left to ComfyUI, {reason}")
