@@ -47,14 +47,15 @@ def patch(graph, model, *, backend="REFERENCE", token_order="cubes", threshold=N
     )  # fmt: skip
 
 
-def run(server, kind, *, before=(), after=(), sampling=None, shift=None, **options) -> Outcome:
+def run(server, kind, *, file=None, before=(), after=(), sampling=None, shift=None, **options) -> Outcome:
     """Sample `kind` patched with `options` of `patch`.
 
     before, after: (class, inputs) of nodes that take and give the model around the patch.
-    sampling: options of Graph.sample. shift: a ModelSamplingSD3 in front.
+    sampling: options of Graph.sample. shift: a ModelSamplingSD3 in front. file: another checkpoint
+    of the same kind.
     """
     graph = Graph()
-    model = graph.load(kind)
+    model = graph.load(file or kind)
     if shift is not None:
         model = graph.add("ModelSamplingSD3", model=model, shift=shift)
     for name, inputs in before:
@@ -72,10 +73,10 @@ def run(server, kind, *, before=(), after=(), sampling=None, shift=None, **optio
     return Outcome(finished.latent(saved), ui["sites"], declined, finished.log)
 
 
-def plain(server, kind, *, before=(), sampling=None, shift=None):
+def plain(server, kind, *, file=None, before=(), sampling=None, shift=None):
     """The latent of the same run without the pack's nodes."""
     graph = Graph()
-    model = graph.load(kind)
+    model = graph.load(file or kind)
     if shift is not None:
         model = graph.add("ModelSamplingSD3", model=model, shift=shift)
     for name, inputs in before:

@@ -21,7 +21,7 @@ def test_case_01_a_bypassed_patch_leaves_nothing_behind(comfy_server):
     model = graph.load("wan_t2v")
     sampled = graph.sample(graph.add("TestProbe", model=model, tag="bypassed"), "wan_t2v", **SAMPLING, seed=7)
     report, saved = graph.add("TestProbeReport", samples=sampled, tag="bypassed"), graph.save(sampled)
-    forwards = graph.add("TestForwards", model=model)
+    forwards = graph.add("TestForwards", model=model, samples=sampled)
     finished = comfy_server.run(graph)
     assert finished.latent(saved).equal(never)
     assert {call["function"] for call in finished.ui(report)["calls"]} == {"attention_pytorch"}
@@ -109,8 +109,9 @@ def test_case_16_patches_go_with_the_model(comfy_server):
     comfy_server.post("/free", {"unload_models": True, "free_memory": True})
     graph = Graph()
     model = graph.load("wan_t2v")
-    saved = graph.save(graph.sample(model, "wan_t2v", **SAMPLING))
-    forwards = graph.add("TestForwards", model=model)
+    sampled = graph.sample(model, "wan_t2v", **SAMPLING)
+    saved = graph.save(sampled)
+    forwards = graph.add("TestForwards", model=model, samples=sampled)
     finished = comfy_server.run(graph)
     assert finished.ui(forwards)["patched"] == []
     assert finished.latent(saved).equal(plain(comfy_server, "wan_t2v", sampling=SAMPLING))
@@ -144,8 +145,8 @@ def test_case_24_malformed_wires_are_shown_on_their_node(comfy_server, node, inp
 
 def test_case_18_a_backend_that_cannot_run_says_why_on_the_node(comfy_server):
     for backend, parts in [
-        ("TRITON_ATTN", ["TRITON_ATTN cannot run", "cpu"]),
-        ("TRTLLM_ATTN", ["TRTLLM_ATTN cannot run", "flashinfer", "cpu"]),
+        ("TRITON_ATTN", ["TRITON_ATTN cannot run", "CPU"]),
+        ("TRTLLM_ATTN", ["TRTLLM_ATTN cannot run", "flashinfer", "CPU"]),
         ("SAGE_ATTN", ["SAGE_ATTN cannot run", "sageattention"]),
         ("NO_SUCH_ATTN", ["'NO_SUCH_ATTN'", "TRITON_ATTN"]),
     ]:

@@ -62,11 +62,15 @@ def test_a_pattern_that_matches_nothing_warns_once_with_known_names(comfy_server
 
 
 def test_a_tiny_threshold_is_dense_and_a_large_one_is_not(comfy_server):
-    sampling = {"steps": 2, "cfg": 1.0, "width": 128, "height": 128, "length": 13}
-    dense = plain(comfy_server, "wan_t2v", sampling=sampling)
-    tiny = run(comfy_server, "wan_t2v", threshold=1e-9, sampling=sampling)
+    # the trained model: random weights attend everywhere alike, and nothing can be skipped
+    trained = {
+        "file": "tiny_wan21_t2v.safetensors",
+        "sampling": {"steps": 2, "cfg": 1.0, "width": 128, "height": 128, "length": 13},
+    }
+    dense = plain(comfy_server, "wan_t2v", **trained)
+    tiny = run(comfy_server, "wan_t2v", threshold=1e-9, **trained)
     assert (tiny.latent - dense).norm() / dense.norm() < 1e-4
-    large = run(comfy_server, "wan_t2v", threshold=2.0, sampling=sampling)
+    large = run(comfy_server, "wan_t2v", threshold=2.0, **trained)
     assert (large.latent - dense).norm() / dense.norm() > 1e-2
     self_sites = [site for site in large.sites if site["role"] == "self"]
     assert sum(site["skipped"] for site in self_sites) > 0

@@ -77,8 +77,12 @@ class TestForeignReport(io.ComfyNode):
         return io.NodeOutput(samples, ui={"count": [COUNTS.pop(tag, 0)]})
 
 
+def module_forward(network, name):
+    return network.get_submodule(name).__dict__["forward"]
+
+
 class TestForwards(io.ComfyNode):
-    """Which attention modules have a forward of their own, i.e. are patched right now."""
+    """Which modules have a forward of their own, i.e. are patched, once the samples are there."""
 
     @classmethod
     def define_schema(cls):
@@ -87,20 +91,16 @@ class TestForwards(io.ComfyNode):
             category="testing",
             is_output_node=True,
             not_idempotent=True,
-            inputs=[io.Model.Input("model")],
+            inputs=[io.Model.Input("model"), io.Latent.Input("samples")],
             outputs=[],
         )
 
     @classmethod
-    def execute(cls, model):
+    def execute(cls, model, samples):
         network = model.model.diffusion_model
         patched = [name for name, module in network.named_modules() if "forward" in module.__dict__]
-        patched += [
-            name
-            for name, module in network.named_modules()
-            if hasattr(getattr(module, "forward", None), "trtllm_original")
-        ]
-        return io.NodeOutput(ui={"patched": sorted(set(patched))})
+        kept = [name for name in patched if hasattr(module_forward(network, name), "trtllm_original")]
+        return io.NodeOutput(ui={"patched": kept})
 
 
 class TestForeignForward(io.ComfyNode):
