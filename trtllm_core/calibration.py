@@ -14,14 +14,13 @@ from typing import NamedTuple
 
 from . import calibration_schema as schema
 from .layer_names import COMPONENTS, LayerPatterns
+from .skip_rule import SkipRule
 from .specs import number, one_of
 
 FEWEST_POINTS = 10
 FEWEST_KEPT = 3
 KEPT_SPARSITY = (0.10, 0.90)
 LOWEST_R_SQUARED = 0.5
-TOKEN_ORDERS = ("cubes", "sequential")
-
 _LARGEST_LOG_FACTOR = math.log(2.0**127)  # kernels take λ as float32
 
 
@@ -33,27 +32,6 @@ class Point(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Counted:
-    """How tiles were counted. The defaults are ModelOpt's."""
-
-    tile: tuple[int, int] = (128, 128)
-    kv_order: str = "sequential"
-    token_order: str = "sequential"
-
-    def __post_init__(self):
-        sizes = self.tile
-        if len(sizes) != 2 or not all(type(n) is int and n > 0 for n in sizes):
-            raise ValueError(f"calibration tile={sizes!r} must be (query rows, keys)")
-        object.__setattr__(self, "tile", tuple(sizes))
-        one_of("calibration kv_order", self.kv_order, ("own_first", "sequential"))
-        one_of("calibration token_order", self.token_order, TOKEN_ORDERS)
-
-    def __str__(self):
-        rows, keys = self.tile
-        return f"{rows}x{keys} tiles, KV order {self.kv_order}, token order {self.token_order}"
-
-
-@dataclass(frozen=True)
 class Calibration:
     """One component's curve.
 
@@ -61,7 +39,8 @@ class Calibration:
     this component, which stays dense; `notes["absent"]` says why.
     ignore: patterns of layers that stay dense.
     notes: shown, never applied: the checkpoint's target_sparsity and disabled_until_timestep, its
-    producer, and for our files the model, shapes, steps, fit and the counted tiles.
+    producer, and for our files the model, shapes, steps, fit and skip rule (tile, kv_order,
+    token_order). rule: the SkipRule that the curve holds for, ModelOpt's unless the notes say.
     components: every component that the source has a curve for.
     """
 
@@ -78,7 +57,7 @@ class Calibration:
             schema.check_coefficient("calibration a", self.a)
             schema.check_coefficient("calibration b", self.b)
         object.__setattr__(self, "_patterns", LayerPatterns(self.ignore, self.component))
-        object.__setattr__(self, "counted", _counted(self.notes))
+        object.__setattr__(self, "rule", rule_of(self.notes))
 
     @classmethod
     def load(
@@ -187,26 +166,44 @@ class Calibration:
         factor = self.factor(None, target_sparsity)
         return None if factor is None else factor / key_length
 
-    def extrapolates(self, target_sparsity: float) -> str | None:
-        """A warning when the request lies outside the sparsities that the fit saw."""
-        low, high = self.notes.get("observed_sparsity", KEPT_SPARSITY)
-        if low <= target_sparsity <= high:
-            return None
-        return (
-            f"target_sparsity={target_sparsity:g} lies outside the {low:.0%} to {high:.0%} that the "
-            f"calibration saw; the achieved sparsity may be far from it"
-        )
+    def warnings(
+        self,
+        target_sparsity: float,
+        *,
+        used: SkipRule | None = None,
+        layers: Iterable[str] = (),
+        model: str | None = None,
+    ) -> tuple[str, ...]:
+        """What a user should hear before a run with this curve, one sentence each.
 
-    def drift(self, used: Counted) -> str | None:
-        """A warning when the kernel skips by another rule than the curve was counted with."""
-        if self.is_absent or used == self.counted:
-            return None
-        more = _rank(used) - _rank(self.counted)
-        direction = "more" if more > 0 else "less" if more < 0 else "somewhat more or less"
-        return (
-            f"the calibration was counted with {self.counted}, this run skips by {used}: "
-            f"expect {direction} sparsity than requested"
-        )
+        used: the rule that the run's kernel skips by. layers: the model's layer names. model: what
+        our own files note as model; None is not compared.
+        """
+        if self.is_absent:
+            return (self.notes["absent"],)
+        found = []
+        made_for = self.notes.get("model")
+        if made_for and model and made_for != model:
+            found.append(f"the calibration was made on {made_for}, this model is {model}")
+        layers = tuple(layers)
+        unmatched = self.unmatched(layers) if layers else ()
+        if unmatched:
+            found.append(
+                f"{len(unmatched)} of the {len(self.ignore)} layers that the calibration ignores are "
+                f"not in this model (such as {unmatched[0]}): is it another model's calibration?"
+            )
+        low, high = self.notes.get("observed_sparsity", KEPT_SPARSITY)
+        if not low <= target_sparsity <= high:
+            found.append(
+                f"target_sparsity={target_sparsity:g} lies outside the {low:.0%} to {high:.0%} that "
+                f"the calibration saw: the achieved sparsity may be far from it"
+            )
+        if used is not None and used != self.rule:
+            found.append(
+                f"the calibration was counted with {self.rule}, this run skips by {used}: "
+                f"{_drift(self.rule, used)}"
+            )
+        return tuple(found)
 
     def save(self, path: str | os.PathLike, targets: tuple[str, ...] = ("Attention",)) -> None:
         """Write the curve as ModelOpt's JSON; an existing file keeps its other keys.
@@ -220,14 +217,14 @@ class Calibration:
         schema.write(path, schema.to_block(curve, targets))
 
 
-def _counted(notes: Mapping) -> Counted:
+def rule_of(notes: Mapping) -> SkipRule:
+    """The rule that `notes` name; ModelOpt's where they name none."""
     given = {key: notes[key] for key in ("tile", "kv_order", "token_order") if key in notes}
-    return Counted(**given)
+    return SkipRule(**given)
 
 
-def _rank(counted: Counted) -> float:
-    """Roughly how much a rule skips at one λ, as a share of all tiles more than ModelOpt's does."""
-    return 0.1 * (counted.kv_order == "own_first") + 0.1 * (counted.token_order == "cubes")
+def _drift(counted: SkipRule, used: SkipRule) -> str:
+    return "expect another sparsity than requested"
 
 
 def _least_squares(pairs: list[tuple[float, float]]) -> tuple[float, float, float]:

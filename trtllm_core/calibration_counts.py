@@ -14,8 +14,8 @@ import math
 import torch
 import torch.nn.functional as F
 
-from .calibration import Counted, Point
-from .reference import KV_ORDERS
+from .calibration import Point
+from .skip_rule import KV_ORDERS, SkipRule
 from .specs import one_of
 
 # Those of ModelOpt's diffusion example (examples/diffusers/sparsity)
@@ -129,9 +129,9 @@ class CalibrationCounts:
     """
 
     def __init__(
-        self, counted: Counted = Counted(), thresholds: tuple[float, ...] = TRIAL_THRESHOLDS
+        self, rule: SkipRule = SkipRule(), thresholds: tuple[float, ...] = TRIAL_THRESHOLDS
     ):
-        self.counted = counted
+        self.rule = rule
         self.thresholds = tuple(thresholds)
         self.runs = 0
         self._calls: dict[str, int] = {}  # this run's calls by layer
@@ -144,16 +144,16 @@ class CalibrationCounts:
 
     def count(self, layer: str, query: torch.Tensor, key: torch.Tensor, scale=None) -> None:
         """Count one attention call of `layer`. Launches, but waits for nothing."""
-        counted = self.counted
+        rule = self.rule
         skipped = count_skipped_tiles(
             query,
             key,
             scale=scale,
             thresholds=self.thresholds,
-            tile=counted.tile,
-            kv_order=counted.kv_order,
+            tile=rule.tile,
+            kv_order=rule.kv_order,
         )
-        self.add(layer, key.shape[1], skipped, total_tiles(query, key, counted.tile))
+        self.add(layer, key.shape[1], skipped, total_tiles(query, key, rule.tile))
 
     def add(self, layer: str, key_length: int, skipped: torch.Tensor, total: int) -> None:
         """skipped: int64 [thresholds], how many of this call's `total` tiles each would skip."""
@@ -202,9 +202,9 @@ class CalibrationCounts:
 
     def merge(self, other: CalibrationCounts) -> None:
         """Add another object's runs to this one's."""
-        if (self.counted, self.thresholds) != (other.counted, other.thresholds):
+        if (self.rule, self.thresholds) != (other.rule, other.thresholds):
             raise ValueError(
-                f"cannot add calls counted with {other.counted} to calls counted with {self.counted}"
+                f"cannot add calls counted with {other.rule} to calls counted with {self.rule}"
             )
         for (run, index, length), sample in other._samples.items():
             self._samples[self.runs + 1 + run, index, length] = dict(sample)

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import struct
 import subprocess
 import sys
@@ -9,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from trtllm_core.calibration import Calibration, Counted
+from trtllm_core.calibration import Calibration
+from trtllm_core.device import Device
+from trtllm_core.skip_rule import SkipRule, skip_rule
 
 numpy = pytest.importorskip("numpy")
 
@@ -177,11 +180,11 @@ BAD_CURVES = {
     ),
     "a bad tile": (
         {"config_groups": {"g": GROUP}, "trtllm_attention": {"tile": [128]}},
-        "calibration tile",
+        "skip rule tile",
     ),
     "an unknown KV order": (
         {"config_groups": {"g": GROUP}, "trtllm_attention": {"kv_order": "random"}},
-        "calibration kv_order='random'",
+        "skip rule kv_order='random'",
     ),
 }
 
@@ -273,7 +276,7 @@ def test_a_fit_round_trips_through_its_file_in_a_new_process(tmp_path):
     fitted.save(path)
     again = Calibration.load(path)
     assert (again.a, again.b) == (fitted.a, fitted.b)
-    assert again.counted == Counted((128, 64), "own_first", "cubes")
+    assert again.rule == SkipRule((128, 64), "own_first", "cubes")
     assert dict(again.notes) == {**fitted.notes, "targets": ["Attention"], "producer": "trtllm-attention"}
     assert again.ignores("blocks.0.attn1") and "blocks.0.attn1" in again.ignore
     code = (
@@ -336,12 +339,62 @@ def test_saving_keeps_what_the_file_holds_and_never_leaves_half_a_file(tmp_path)
     assert not (tmp_path / "other.json").exists()
 
 
-def test_drift_and_extrapolation_warn():
-    counted = {"tile": [128, 128], "kv_order": "own_first", "token_order": "cubes"}
-    calibration = Calibration(3.0, 4.0, notes={**counted, "observed_sparsity": [0.3, 0.8]})
-    assert calibration.drift(Counted((128, 128), "own_first", "cubes")) is None
-    assert "less sparsity" in calibration.drift(Counted())
-    assert "more sparsity" in Calibration(3.0, 4.0).drift(calibration.counted)
-    assert Calibration(3.0, 4.0).counted == Counted((128, 128), "sequential", "sequential")
-    assert calibration.extrapolates(0.5) is None
-    assert "30% to 80%" in calibration.extrapolates(0.2)
+CUBES = SkipRule((128, 64), "own_first", "cubes")
+
+
+def test_the_rule_is_modelopts_unless_the_file_says_otherwise():
+    assert Calibration(3.0, 4.0).rule == SkipRule((128, 128), "sequential", "sequential")
+    notes = {"tile": [128, 64], "kv_order": "own_first", "token_order": "cubes"}
+    assert Calibration(3.0, 4.0, notes=notes).rule == CUBES
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({}, None),
+        ({"used": CUBES}, "counted with 128x128 tiles.*skips by 128x64 tiles"),
+        ({"target_sparsity": 0.2}, "target_sparsity=0.2 lies outside the 30% to 80%"),
+        ({"model": "HunyuanVideo"}, "made on WAN21_T2V, this model is HunyuanVideo"),
+        ({"layers": ["double_blocks.0"]}, "2 of the 2 layers.*another model's calibration"),
+        ({"layers": ["blocks.0.self_attn"]}, "1 of the 2 layers.*blocks.9.attn1"),
+    ],
+    ids=["none", "rule", "extrapolation", "model", "no layer", "one layer"],
+)
+def test_warnings_before_a_run(change, message):
+    notes = {"model": "WAN21_T2V", "observed_sparsity": [0.3, 0.8]}
+    calibration = Calibration(3.0, 4.0, ignore=("blocks.0.attn1", "blocks.9.attn1"), notes=notes)
+    usual = {
+        "target_sparsity": 0.5,
+        "used": SkipRule(),
+        "layers": ["blocks.0.self_attn", "blocks.9.self_attn"],
+        "model": "WAN21_T2V",
+    }
+    found = calibration.warnings(**{**usual, **change})
+    assert len(found) == (message is not None)
+    if message:
+        assert re.search(message, found[0]), found
+
+
+def test_an_absent_expert_warns_that_it_stays_dense(two_experts):
+    (two_experts / "transformer_2" / "config.json").unlink()
+    absent = Calibration.load(two_experts, component="transformer_2")
+    assert absent.warnings(0.5, used=CUBES) == (absent.notes["absent"],)
+
+
+@pytest.mark.parametrize(
+    "backend, capability, expected",
+    [
+        ("REFERENCE", None, CUBES),
+        ("TRITON_ATTN", (8, 6), CUBES),
+        ("FMHA_V2", (9, 0), SkipRule((64, 128), "sequential", "cubes")),
+        ("TRTLLM_ATTN", (10, 0), SkipRule((128, 128), "sequential", "cubes")),
+        ("TORCH_SDPA", (9, 0), None),
+    ],
+)
+def test_the_rule_of_each_backend(backend, capability, expected):
+    kind = "cpu" if capability is None else "cuda"
+    device = Device(type=kind, capability=capability)
+    assert skip_rule(backend, device, 128, "cubes") == expected
+    if expected is not None:
+        raster = skip_rule(backend, device, 128, "sequential")
+        assert (raster.kv_order, raster.token_order) == ("sequential", "sequential")

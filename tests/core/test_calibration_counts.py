@@ -7,13 +7,14 @@ import pytest
 import torch
 
 from trtllm_core import calibration_counts, reference
-from trtllm_core.calibration import Calibration, Counted
+from trtllm_core.calibration import Calibration
 from trtllm_core.calibration_counts import (
     TRIAL_THRESHOLDS,
     CalibrationCounts,
     count_skipped_tiles,
     total_tiles,
 )
+from trtllm_core.skip_rule import SkipRule
 
 
 def inputs(length=200, heads=2, dim=32, seed=0, dtype=torch.float32, batch=1, kv_heads=None):
@@ -163,13 +164,13 @@ def test_merging_adds_runs():
     one.start_run()
     one.add("blocks.0.self_attn", 100, torch.zeros(22, dtype=torch.int64), 1000)
     assert len(one.points()) == len(expected) + 22
-    with pytest.raises(ValueError, match="own_first"):
-        one.merge(CalibrationCounts(Counted(kv_order="own_first")))
+    with pytest.raises(ValueError, match="own tile first"):
+        one.merge(CalibrationCounts(SkipRule(kv_order="own_first")))
 
 
 def test_counting_a_real_call_and_its_sparsity():
     query, key = inputs()
-    counts = CalibrationCounts(Counted((16, 32), "own_first"))
+    counts = CalibrationCounts(SkipRule((16, 32), "own_first"))
     counts.start_run()
     counts.count("a", query, key)
     counts.count("b", query, key, scale=1.0)
@@ -182,7 +183,7 @@ def test_counting_a_real_call_and_its_sparsity():
 
 
 def test_from_counts_to_a_curve():
-    counts = CalibrationCounts(Counted((16, 16)))
+    counts = CalibrationCounts(SkipRule((16, 16)))
     for seed in range(3):
         counts.start_run()
         counts.count("blocks.0.self_attn", *inputs(length=400, seed=seed))
