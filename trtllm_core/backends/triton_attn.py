@@ -1,12 +1,19 @@
-"""TRITON_ATTN: our own Triton kernels, Ampere and later."""
+"""TRITON_ATTN: our own kernels, Ampere and later; on Hopper the warp-specialized ones where they can run."""
 
 from __future__ import annotations
 
+import functools
+import logging
+
 import torch
 
-from ..device import Device
+from ..device import UNKNOWN_VERSION, Device
+from ..kernels import hopper, tile_shape, triton_attention
+from ..kernels import tile_count as count_tiles
 from ..specs import SAGE_DTYPES
 from . import HALF, AttentionCall, Package, Request, Requirements, Unavailable
+
+log = logging.getLogger("trtllm_attention")
 
 REQUIREMENTS = Requirements(
     backend="TRITON_ATTN",
@@ -18,8 +25,10 @@ REQUIREMENTS = Requirements(
     skip_softmax=True,
     quant_dtypes=SAGE_DTYPES,
     options=("q_block_size", "k_block_size"),
-    packages=(Package("triton", "pip install triton"),),
+    packages=(Package("triton", "pip install triton, on Windows triton-windows"),),
 )
+
+PORTABLE, HOPPER = "portable", "hopper"
 
 
 def refusals(request: Request, device: Device) -> tuple[str, ...]:
@@ -32,8 +41,76 @@ def refusals(request: Request, device: Device) -> tuple[str, ...]:
 
 
 def load(device: Device) -> None:
-    raise Unavailable(REQUIREMENTS.backend, ("it is not part of this version yet",))
+    try:
+        import triton  # noqa: F401
+    except (ImportError, OSError, RuntimeError, AttributeError) as error:
+        raise Unavailable(REQUIREMENTS.backend, (f"Triton cannot be imported: {error}",)) from error
 
 
 def run(call: AttentionCall) -> torch.Tensor:
-    raise Unavailable(REQUIREMENTS.backend, ("it is not part of this version yet",))
+    quant = call.quant
+    if _too_short_for_blocks(call):
+        quant = None
+    attention = hopper.hopper_attention if variant(call) == HOPPER else triton_attention
+    return attention(
+        call.query,
+        call.key,
+        call.value,
+        scale=call.scale,
+        threshold=call.threshold,
+        quant=quant,
+        key_lengths=call.key_lengths,
+        kv_order=call.kv_order,
+        skipped=call.skipped,
+    )
+
+
+def variant(call: AttentionCall) -> str:
+    """Which kernels run `call`: "hopper" or "portable"."""
+    reasons = _hopper_reasons(call.query.device, call.query.dtype, call.query.shape[3], call.quant)
+    return PORTABLE if reasons else HOPPER
+
+
+def tile_count(call: AttentionCall) -> int:
+    """How many (query tile, KV tile) pairs `call` consists of, padding of key_lengths included."""
+    head_dim = call.query.shape[3]
+    if variant(call) == HOPPER:
+        tile = hopper.tile_shape(head_dim, call.quant, skip=call.threshold is not None)
+    else:
+        capability = torch.cuda.get_device_capability(call.query.device)
+        tile = tile_shape(capability, head_dim, call.quant, skip=call.threshold is not None)
+    batch, query_length, heads, _ = call.query.shape
+    return count_tiles(
+        tile, batch=batch, heads=heads, query_length=query_length, key_length=call.key.shape[1]
+    )
+
+
+@functools.cache
+def _triton_version() -> str:
+    import triton
+
+    return getattr(triton, "__version__", UNKNOWN_VERSION)
+
+
+@functools.cache
+def _hopper_reasons(device, dtype, head_dim, quant) -> tuple[str, ...]:
+    """Why the Hopper kernels do not run such a call; said once where only Triton is in the way."""
+    capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
+    reasons = hopper.unsupported(capability, dtype, head_dim, quant, _triton_version())
+    if reasons and capability == (9, 0):
+        log.info("TRITON_ATTN uses its portable kernels for head size %d: %s", head_dim, "; ".join(reasons))
+    return reasons
+
+
+def _too_short_for_blocks(call: AttentionCall) -> bool:
+    """SAGE needs at least one whole block of keys; shorter calls are dense, said once."""
+    quant = call.quant
+    if quant is None or not quant.is_sage or call.key.shape[1] >= quant.k_block_size:
+        return False
+    _say_short(quant.k_block_size)
+    return True
+
+
+@functools.cache
+def _say_short(k_block_size: int) -> None:
+    log.warning("keys shorter than quant.k_block_size=%d: such calls run dense", k_block_size)
