@@ -93,6 +93,8 @@ class Device:
     @property
     def label(self) -> str:
         """`NVIDIA H200 (sm_90)`, for messages."""
+        if self.type == "cpu":
+            return "the CPU"
         return f"{self.name} ({self.arch})" if self.name else self.arch
 
     @property

@@ -177,8 +177,7 @@ def _auto_dense(request: Request, device: Device, mask_free: bool) -> Selection:
     reasons = backends.reasons("TORCH_SDPA", request, device)
     if reasons:
         raise Unavailable("auto", (*passed_over, *(f"TORCH_SDPA: {reason}" for reason in reasons)))
-    detail = f"TORCH_SDPA, {device.label}"
-    return Selection("TORCH_SDPA", PLATFORM_DEFAULT, detail, tuple(passed_over), tuple(broken))
+    return Selection("TORCH_SDPA", PLATFORM_DEFAULT, device.label, tuple(passed_over), tuple(broken))
 
 
 def _platform_reasons(
@@ -196,8 +195,7 @@ def _platform_reasons(
     is_blackwell = device.family in (DATACENTER_BLACKWELL, WORKSTATION_BLACKWELL)
     if name == "FLASH_ATTN" and is_blackwell and not device.has("flash-attn-4", FA4_MINIMUM):
         reasons.append(f"on Blackwell auto wants flash-attn-4 {FA4_MINIMUM} or newer")
-    if request.dtype == torch.float32:
-        reasons.append("float32 would be rounded to a half type")
+    reasons += _cast_warning(name, request)
     return tuple(reasons)
 
 
@@ -218,7 +216,7 @@ def _cast_warning(name: str, request: Request) -> tuple[str, ...]:
     if dtype == request.dtype:
         return ()
     given, taken = (str(d).removeprefix("torch.") for d in (request.dtype, dtype))
-    return (f"{name} does not take {given}: q, k and v are cast to {taken}, the output back",)
+    return (f"{name} computes {given} inputs in {taken} and casts the output back",)
 
 
 def _asked(spec: AttentionSpec) -> str:
@@ -231,10 +229,12 @@ def _asked(spec: AttentionSpec) -> str:
 
 
 def _advice(request: Request, device: Device) -> str:
-    able = [name for name in candidates(request, device) if name != "REFERENCE"]
+    able = candidates(request, device)
     if not able:
-        return f"On {device.label} nothing but REFERENCE can do what was asked"
-    return f"On {device.label} {', '.join(able)} can"
+        return f"On {device.label} nothing can do what was asked"
+    if able == ("REFERENCE",):
+        return f"On {device.label} only REFERENCE can, which is slow"
+    return f"On {device.label} {', '.join(name for name in able if name != 'REFERENCE')} can"
 
 
 _SAID: set[str] = set()

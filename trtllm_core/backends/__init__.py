@@ -8,6 +8,7 @@ where data cannot say it all:
     refusals(request, device)  further reasons, as a tuple of sentences, why it cannot run
 and, where it can skip tiles and count them:
     tile_count(call)  how many (query tile, KV tile) pairs `call` consists of, all heads and batches
+    variant(call)     which of several kernels runs `call`, for reports
 
 Modules are imported when they are first asked for. Importing one imports nothing but torch: the
 library behind it is imported by `load`, so that a missing or broken package costs nothing until
@@ -49,7 +50,8 @@ class AttentionCall:
     query: [batch, query tokens, heads, head_dim]; key, value: [batch, key tokens, key heads,
         head_dim], any strides. mask: None, or broadcastable to [batch, heads, query tokens, key
         tokens], boolean (True attends) or additive. key_lengths: None, or int32 [batch]: keys from
-        there on are padding. threshold: λ, or None for no skipping. quant: SAGE, or None.
+        there on are padding; host_key_lengths: the same numbers where reading them costs no wait.
+    threshold: λ, or None for no skipping. quant: SAGE, or None.
     kv_order: "own_first" or "sequential". skipped: None, or an int64 tensor of one element on the
         call's device to which the number of skipped tiles is added without a sync.
     """
@@ -60,6 +62,7 @@ class AttentionCall:
     scale: float
     mask: torch.Tensor | None = None
     key_lengths: torch.Tensor | None = None
+    host_key_lengths: tuple[int, ...] | None = None
     threshold: float | None = None
     quant: AttnQuantSpec | None = None
     kv_order: str = "own_first"
@@ -169,9 +172,7 @@ class Requirements:
 
     def describe(self) -> str:
         """One line for a table: what runs, on what."""
-        gpus = "any device"
-        if self.devices is not None:
-            gpus = "/".join(self.devices)
+        gpus = "any device" if self.devices is None else _kinds(self.devices)
         if self.capabilities is not None:
             gpus = _archs(self.capabilities)
         elif self.minimum_capability is not None:
@@ -197,7 +198,7 @@ class Requirements:
 
     def _device_reason(self, device: Device) -> str | None:
         if self.devices is not None and device.type not in self.devices:
-            return f"it runs on {'/'.join(self.devices)}, this is {device.label}"
+            return f"it needs {_kinds(self.devices)}, this is {device.label}"
         if self.capabilities is not None and device.capability not in self.capabilities:
             return f"it needs {_archs(self.capabilities)}, this is {device.label}"
         low = self.minimum_capability
@@ -277,6 +278,10 @@ def reasons(name: str, request: Request, device: Device) -> tuple[str, ...]:
     found = module.REQUIREMENTS.reasons(request, device)
     refusals = getattr(module, "refusals", None)
     return found if refusals is None else found + tuple(refusals(request, device))
+
+
+def _kinds(devices: tuple[str, ...]) -> str:
+    return " or ".join("an NVIDIA GPU" if kind == "cuda" else kind for kind in devices)
 
 
 def _archs(capabilities: tuple[tuple[int, int], ...]) -> str:
