@@ -32,8 +32,11 @@ BLOCK_SIZES = (1, 4, 16)
 
 def nearest(name: object, known) -> str:
     """`", did you mean 'X'?"` for the closest of `known`, or an empty string."""
-    match = difflib.get_close_matches(str(name).upper(), [str(k).upper() for k in known], n=1)
+    wanted = str(name).upper()
     by_upper = {str(k).upper(): k for k in known}
+    # part of a name, like SDPA or fp8, says more than its spelling
+    match = [k for k in by_upper if len(wanted) > 2 and wanted in k]
+    match = match or difflib.get_close_matches(wanted, by_upper, n=1)
     return f", did you mean {by_upper[match[0]]!r}?" if match else ""
 
 
