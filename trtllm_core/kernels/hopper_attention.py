@@ -217,10 +217,10 @@ def _consume(
     tma.store_wait(0)
 
 
-@gluon.jit
+@gluon.jit(do_not_specialize=["query_length", "key_length", "heads_per_kv"])
 def attention_kernel(
     query, key, value, output, q_scales, k_scales, v_scales, v_means, key_lengths, skipped,
-    query_length, key_length, scale_stride, heads_per_kv, scale, threshold,
+    query_length, key_length, heads_per_kv, scale, threshold,
     CONSUMERS: gl.constexpr, KEYS: gl.constexpr, HEAD_DIM: gl.constexpr, K_STAGES: gl.constexpr, V_STAGES: gl.constexpr, KEY_GROUP: gl.constexpr,
     SKIP: gl.constexpr, ON_DEMAND: gl.constexpr, TURNS: gl.constexpr, OWN_FIRST: gl.constexpr, CONSUMER_REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
 ):  # fmt: skip
@@ -229,7 +229,7 @@ def attention_kernel(
     query, key, output: descriptors of [batch, tokens, heads, head_dim], one consumer's or one tile's rows;
     value: the same, or of [batch, heads, head_dim, tokens] if they are 8 bits wide (quantize_for_hopper).
     q_scales [batch, heads, query_length]: softmax scale and log2 e included; k_scales [batch, kv heads,
-    scale_stride]; v_scales, v_means [batch, kv heads, head_dim]; None unless 8 bits wide.
+    groups of whole tiles]; v_scales, v_means [batch, kv heads, head_dim]; None unless 8 bits wide.
     key_lengths: int32 [batch] or None; skipped: int64 [1] or None.
     scale: softmax scale * log2 e; threshold: log2 of lambda. Grid: query tiles, heads, batch.
     """
@@ -246,7 +246,7 @@ def attention_kernel(
         o_slots = gl.allocate_shared_memory(output.dtype, [CONSUMERS] + output.block_type.shape, output.layout)
         kv = (batch * (heads // heads_per_kv) + kv_head).to(gl.int64)
         q_scales += (batch * heads + q_head).to(gl.int64) * query_length
-        k_scales += kv * scale_stride
+        k_scales += kv * (gl.cdiv(key_length, KEYS) * (KEYS // KEY_GROUP))
         v_scales += kv * HEAD_DIM
         v_means += kv * HEAD_DIM
     else:
