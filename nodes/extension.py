@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from comfy_api.latest import ComfyExtension, io
 
+from .attention_config import TRTLLMAttentionConfig
 from .attention_patch import TRTLLMAttentionPatch
+from .calibration import TRTLLMCalibrate, TRTLLMLoadCalibration, TRTLLMSaveCalibration
+from .attention_role import TRTLLMAttentionRole
 from .layer_ignore import TRTLLMLayerIgnoreList
 from .sage_quant import TRTLLMSageQuant
 from .skip_softmax import TRTLLMSkipSoftmax
@@ -16,6 +19,11 @@ NODES = [
     TRTLLMSageQuant,
     TRTLLMTimestepGate,
     TRTLLMLayerIgnoreList,
+    TRTLLMLoadCalibration,
+    TRTLLMCalibrate,
+    TRTLLMSaveCalibration,
+    TRTLLMAttentionRole,
+    TRTLLMAttentionConfig,
 ]
 
 

@@ -19,6 +19,8 @@ RolesType = io.Custom("TRTLLM_ROLES")
 CalibrationType = io.Custom("TRTLLM_CALIBRATION")
 CalibrationRunType = io.Custom("TRTLLM_CALIBRATION_RUN")
 StatsType = io.Custom("TRTLLM_STATS")
+# what a combo widget's socket takes; an output that lists options fits no combo in ComfyUI 0.3
+BackendType = io.Custom("COMBO")
 
 _KNOWN = {f.name for f in dataclasses.fields(io.Schema)}
 

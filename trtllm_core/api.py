@@ -39,10 +39,15 @@ class Route:
     requirements: Requirements
     compute: Callable[[AttentionCall], torch.Tensor]
     tile_count: Callable[[AttentionCall], int] | None
+    variant: Callable[[AttentionCall], str] | None
 
     @property
     def backend(self) -> str:
         return self.selection.backend
+
+    def label(self, call: AttentionCall) -> str:
+        """What runs `call`, for reports: the backend, and which of its kernels if it has several."""
+        return self.backend if self.variant is None else f"{self.backend}/{self.variant(call)}"
 
 
 @dataclass(frozen=True)
@@ -214,7 +219,13 @@ def _ready(choose, device, spec, head_dim, dtype) -> Route:
             # an explicit choice is refused by the next round, with this among its reasons
             device = device.with_broken(selection.backend, "; ".join(error.reasons))
             continue
-        return Route(selection, module.REQUIREMENTS, module.run, getattr(module, "tile_count", None))
+        return Route(
+            selection,
+            module.REQUIREMENTS,
+            module.run,
+            getattr(module, "tile_count", None),
+            getattr(module, "variant", None),
+        )
 
 
 def _mask_kind(mask: torch.Tensor | None, key_length: int) -> str:

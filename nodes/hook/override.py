@@ -112,7 +112,7 @@ class LayerAttention:
         if stats is not None:
             site = stats.site(self.layer, self.role, clock.step, clock.timestep)
             site.calls += 1
-            site.backends[route.backend] += 1
+            site.backends[route.label(call)] += 1
         if sparse:
             call.threshold = threshold_of(plan.spec, call.key.shape[1], self.settings.calibration)
             order = run.token_order(call.query, call.key)
