@@ -162,6 +162,14 @@ class CalibrationCounts:
         sample = self._samples.setdefault((self.runs, index, key_length), {})
         sample[layer] = (skipped, total)
 
+    def fetch(self) -> None:
+        """Bring the counters to the host, the one wait after a run, and let the device's go."""
+        away = [(s, layer) for s in self._samples.values() for layer in s if not s[layer][0].is_cpu]
+        if away:
+            rows = torch.stack([sample[layer][0] for sample, layer in away]).cpu()
+            for (sample, layer), row in zip(away, rows, strict=True):
+                sample[layer] = (row, sample[layer][1])
+
     @property
     def calls(self) -> int:
         return sum(len(sample) for sample in self._samples.values())
@@ -176,9 +184,10 @@ class CalibrationCounts:
 
     def sparsity(self, layer: str | None = None) -> list[float]:
         """Share of all counted tiles, of `layer` or of all layers, that each threshold skips."""
+        self.fetch()
         counts = [c for s in self._samples.values() for name, c in s.items() if layer in (None, name)]
         total = sum(total for _, total in counts)
-        skipped = torch.stack([s for s, _ in counts]).sum(0).cpu() if counts else ()
+        skipped = torch.stack([s for s, _ in counts]).sum(0) if counts else ()
         return [int(s) / total for s in skipped]
 
     def points(self) -> list[Point]:
@@ -187,6 +196,7 @@ class CalibrationCounts:
         A sample that misses layers that others of its run and length have, such as the one in
         which a run was cancelled, is left out.
         """
+        self.fetch()
         widest: dict[tuple[int, int], int] = {}
         for (run, _, length), sample in self._samples.items():
             widest[run, length] = max(widest.get((run, length), 0), len(sample))
@@ -194,7 +204,7 @@ class CalibrationCounts:
         for (run, _, length), sample in self._samples.items():
             if len(sample) < widest[run, length]:
                 continue
-            skipped = torch.stack([s for s, _ in sample.values()]).cpu().double()
+            skipped = torch.stack([s for s, _ in sample.values()]).double()
             totals = torch.tensor([[total] for _, total in sample.values()])
             mean = (skipped / totals).mean(0).tolist()
             points += [Point(x, t * length) for x, t in zip(mean, self.thresholds, strict=True)]
