@@ -32,7 +32,8 @@ def lines(device: Device) -> Iterator[str]:
     family = f", {device.family}" if device.family else ""
     yield f"device    {device.label}{family}"
     cudnn = f", cuDNN {device.cudnn}" if device.cudnn else ""
-    yield f"torch     {device.torch}{cudnn}, Python {platform.python_version()}, {platform.system()}"
+    python = f"Python {platform.python_version()}, {platform.system()}"
+    yield f"torch     {device.torch}{cudnn}, {python}"
     packages = ", ".join(f"{name} {version}" for name, version in device.packages.items())
     yield f"packages  {packages or 'none of those that backends use'}"
     yield ""

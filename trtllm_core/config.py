@@ -85,7 +85,7 @@ class AttentionConfig:
         return _config(written, variables)
 
     def resolve(self, role: str, category: str | None = None) -> tuple[AttentionSpec | None, str]:
-        """The spec of `role` and which setting it comes from: exact, category, default, platform."""
+        """The spec of `role` and the setting it comes from: exact, category, default, platform."""
         for name in (role, category):
             if name in self.per_role:
                 return self.per_role[name], f"attention_config.per_role.{name}"
@@ -161,9 +161,13 @@ def _with_legacy(default: dict, written: Written, variables: Mapping[str, str]) 
     if "target_sparsity" in skip:
         default["skip_softmax"] = skip
     elif skip:
-        log.warning("%s has no effect without a target sparsity", given["disabled_until_timestep"][0])
+        log.warning(
+            "%s has no effect without a target sparsity", given["disabled_until_timestep"][0]
+        )
     new_form = json.dumps({"default": {k: v for k, v in default.items() if v is not None}})
-    log.warning("trtllm-gen is an older spelling; the same settings now: %s '%s'", CONFIG_FLAG, new_form)
+    log.warning(
+        "trtllm-gen is an older spelling; the same settings now: %s '%s'", CONFIG_FLAG, new_form
+    )
     return default
 
 
@@ -226,7 +230,7 @@ def _object(value: object, path: str, known: Sequence[str] | None) -> dict:
     if value is None:
         return {}
     if not isinstance(value, Mapping):
-        example = "{\"backend\": \"TORCH_SDPA\"}" if known == SPEC_KEYS else "{…}"
+        example = '{"backend": "TORCH_SDPA"}' if known == SPEC_KEYS else "{…}"
         raise ValueError(f"{path}={value!r} must be an object such as {example}")
     for key in value:
         if known is not None and key not in known:

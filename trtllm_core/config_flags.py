@@ -74,7 +74,9 @@ def read_text(text: str) -> Written:
     try:
         tokens = shlex.split(joined, comments=True)
     except ValueError as error:
-        raise ValueError(f"the attention settings cannot be split like a shell does: {error}") from None
+        raise ValueError(
+            f"the attention settings cannot be split like a shell does: {error}"
+        ) from None
     if len(tokens) == 1 and tokens[0].startswith("{"):
         return Written(tree=read_json(tokens[0], "attention_config"))
     return read_flags(tokens)

@@ -1,4 +1,4 @@
-"""What this machine is, as plain data: any GPU and any set of packages can be imagined in a test."""
+"""What this machine is, as plain data: a test can imagine any GPU and any set of packages."""
 
 from __future__ import annotations
 

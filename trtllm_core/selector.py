@@ -138,7 +138,9 @@ def _documented_fallback(
     warnings = []
     is_old = device.capability is not None and device.capability < (9, 0)
     if name == "FLASH_ATTN_3_HUB" and device.type == "cuda" and is_old:
-        warnings.append(f"FLASH_ATTN_3_HUB needs Hopper, this is {device.label}: using FLASH_ATTN_HUB")
+        warnings.append(
+            f"FLASH_ATTN_3_HUB needs Hopper, this is {device.label}: using FLASH_ATTN_HUB"
+        )
         name = "FLASH_ATTN_HUB"
     if name in ("FLASH_ATTN_HUB", "FLASH_ATTN_3_HUB") and not device.has("kernels"):
         why = device.broken.get("kernels", "not installed (pip install kernels==0.14.1)")
@@ -177,7 +179,9 @@ def _auto_dense(request: Request, device: Device, mask_free: bool) -> Selection:
     reasons = backends.reasons("TORCH_SDPA", request, device)
     if reasons:
         raise Unavailable("auto", (*passed_over, *(f"TORCH_SDPA: {reason}" for reason in reasons)))
-    return Selection("TORCH_SDPA", PLATFORM_DEFAULT, device.label, tuple(passed_over), tuple(broken))
+    return Selection(
+        "TORCH_SDPA", PLATFORM_DEFAULT, device.label, tuple(passed_over), tuple(broken)
+    )
 
 
 def _platform_reasons(

@@ -59,7 +59,10 @@ class TestPriority:
         assert config.resolve("self") == (AttentionSpec("SAGE_ATTN"), "attention_config.default")
 
     def test_flag_beats_variable(self):
-        assert backend_of(AttentionConfig.parse(f"{BACKEND} TORCH_SDPA", self.VARIABLES)) == "TORCH_SDPA"
+        assert (
+            backend_of(AttentionConfig.parse(f"{BACKEND} TORCH_SDPA", self.VARIABLES))
+            == "TORCH_SDPA"
+        )
 
     def test_config_beats_variable(self):
         config = AttentionConfig.parse('{"default": {"backend": "FLASH_ATTN"}}', self.VARIABLES)
@@ -73,7 +76,9 @@ class TestPriority:
         text = f"{BACKEND} FLASH_ATTN {CONFIG}.per_role.cross.backend TORCH_SDPA"
         config = AttentionConfig.parse(text)
         assert (backend_of(config), backend_of(config, "cross")) == ("FLASH_ATTN", "TORCH_SDPA")
-        config = AttentionConfig.parse({"per_role": {"cross": {"backend": "TORCH_SDPA"}}}, self.VARIABLES)
+        config = AttentionConfig.parse(
+            {"per_role": {"cross": {"backend": "TORCH_SDPA"}}}, self.VARIABLES
+        )
         assert (backend_of(config), backend_of(config, "cross")) == ("SAGE_ATTN", "TORCH_SDPA")
 
     def test_flag_and_blocks_of_the_default(self):
@@ -85,7 +90,10 @@ class TestPriority:
     @pytest.mark.parametrize("auto", ["auto", "AUTO"])
     def test_auto_unsets(self, auto):
         assert AttentionConfig.parse(f"{BACKEND} {auto}", self.VARIABLES) == AttentionConfig()
-        assert AttentionConfig.parse({"default": {"backend": auto}}, self.VARIABLES) == AttentionConfig()
+        assert (
+            AttentionConfig.parse({"default": {"backend": auto}}, self.VARIABLES)
+            == AttentionConfig()
+        )
 
     def test_auto_of_a_role_is_not_the_default_s_backend(self):
         config = AttentionConfig.parse(
@@ -150,7 +158,8 @@ def test_every_key_has_a_dotted_flag():
 
 
 def test_a_blob_and_dotted_flags_add_up():
-    text = f"""{CONFIG} '{{"default": {{"backend": "FLASH_ATTN"}}}}' {CONFIG}.per_role.cross.backend TORCH_SDPA"""
+    blob = '{"default": {"backend": "FLASH_ATTN"}}'
+    text = f"{CONFIG} '{blob}' {CONFIG}.per_role.cross.backend TORCH_SDPA"
     config = AttentionConfig.parse(text)
     assert (backend_of(config), backend_of(config, "cross")) == ("FLASH_ATTN", "TORCH_SDPA")
 
@@ -167,7 +176,12 @@ def quants():
 @pytest.mark.parametrize("quant", list(quants()))
 @pytest.mark.parametrize(
     "skip",
-    [None, SkipSoftmaxSpec(0.0), SkipSoftmaxSpec(1e-9, None, 1.0), SkipSoftmaxSpec(None, 1 / 3, 0.86)],
+    [
+        None,
+        SkipSoftmaxSpec(0.0),
+        SkipSoftmaxSpec(1e-9, None, 1.0),
+        SkipSoftmaxSpec(None, 1 / 3, 0.86),
+    ],
 )
 def test_round_trip(backend, quant, skip):
     spec = AttentionSpec(backend, quant, skip)
@@ -199,7 +213,10 @@ ERRORS = {
         '{"per_role": {"self": {"quant": {"dtype": "int8"}}}}',
         "per_role.self.quant has no key 'dtype' .*did you mean 'dtype_qk'",
     ),
-    "unknown category": ('{"per_role": {"crss": {}}}', "role category 'crss', did you mean 'cross'"),
+    "unknown category": (
+        '{"per_role": {"crss": {}}}',
+        "role category 'crss', did you mean 'cross'",
+    ),
     "empty role": ('{"per_role": {"": {}}}', "'' is not a role name"),
     "unknown dotted key": (f"{CONFIG}.default.bakend X", "did you mean 'backend'"),
     "unknown dotted top": (f"{CONFIG}.per_rol.cross.backend X", "did you mean 'per_role'"),
@@ -207,7 +224,10 @@ ERRORS = {
     "dotted key too deep": (f"{CONFIG}.default.self.backend X", "no key 'self' in default"),
     "dotted block without value": (f"{CONFIG}.default.quant int8", "must be an object"),
     "unknown flag": ("--diffusion-attention-bakend X", f"did you mean '{BACKEND}'"),
-    "misspelt flag in a command": ("vllm serve m --difusion-attention-backend X", f"did you mean '{BACKEND}'"),
+    "misspelt flag in a command": (
+        "vllm serve m --difusion-attention-backend X",
+        f"did you mean '{BACKEND}'",
+    ),
     "foreign flag alone": ("--tensor-parallel-size 2", "unknown flag"),
     "a dotted backend flag": (f"{BACKEND}.default X", "only --diffusion-attention-config takes"),
     "flag without value": (f"{BACKEND}", "needs a value"),
@@ -227,7 +247,10 @@ ERRORS = {
         f"{CONFIG}.default.backend TORCH_SDPA {CONFIG}.default.backend FLASH_ATTN",
         "attention_config.default.backend is given twice: 'TORCH_SDPA' and 'FLASH_ATTN'",
     ),
-    "key twice": ('{"default": {"backend": "A", "backend": "B"}}', "key 'backend' twice: 'A' and 'B'"),
+    "key twice": (
+        '{"default": {"backend": "A", "backend": "B"}}',
+        "key 'backend' twice: 'A' and 'B'",
+    ),
     "variable twice": (
         "DIFFUSION_ATTENTION_BACKEND=SAGE_ATTN DIFFUSION_ATTENTION_BACKEND=TORCH_SDPA",
         "given twice",
@@ -247,16 +270,25 @@ ERRORS = {
         {"default": {"skip_softmax": {"target_sparsity": 75}}},
         "target_sparsity=75 must be .* in \\[0, 1\\].*0.75",
     ),
-    "negative threshold": ({"default": {"skip_softmax": {"threshold": -1}}}, "threshold=-1 .*at least 0"),
+    "negative threshold": (
+        {"default": {"skip_softmax": {"threshold": -1}}},
+        "threshold=-1 .*at least 0",
+    ),
     "NaN": ('{"default": {"skip_softmax": {"threshold": NaN}}}', "threshold=nan must be finite"),
-    "infinity": ({"default": {"skip_softmax": {"threshold": math.inf}}}, "threshold=inf must be finite"),
+    "infinity": (
+        {"default": {"skip_softmax": {"threshold": math.inf}}},
+        "threshold=inf must be finite",
+    ),
     "a number in quotes": ({"default": {"skip_softmax": {"threshold": "0.1"}}}, "not str"),
     "a boolean": ({"default": {"skip_softmax": {"threshold": True}}}, "not bool"),
     "gate beyond 1": (
         {"default": {"skip_softmax": {"threshold": 0, "disabled_until_timestep": 1.5}}},
         "disabled_until_timestep=1.5",
     ),
-    "block size": ({"default": {"quant": {"dtype_qk": "int8", "q_block_size": 8}}}, "8 is not one of 1, 4, 16"),
+    "block size": (
+        {"default": {"quant": {"dtype_qk": "int8", "q_block_size": 8}}},
+        "8 is not one of 1, 4, 16",
+    ),
     "quant dtype": ({"default": {"quant": {"dtype_qk": "fp8"}}}, "did you mean 'fp8_e4m3'"),
     "ring with skipping": (
         f"{BACKEND} TRTLLM_ATTN {CONFIG}.default.skip_softmax.threshold 0.1 --ring 2",
@@ -264,10 +296,19 @@ ERRORS = {
     ),
     "gathered keys": (f"{BACKEND} TRTLLM_ATTN --allgather-degree 4", "--allgather-degree 4 cannot"),
     "a degree that is none": ("--usp 0", "must be a whole number, at least 1"),
-    "old flag, other backend": (f"{BACKEND} FLASH_ATTN --trtllm-gen-sage", "belongs to the backend"),
+    "old flag, other backend": (
+        f"{BACKEND} FLASH_ATTN --trtllm-gen-sage",
+        "belongs to the backend",
+    ),
     "old flag, no backend": ("--trtllm-gen-target-sparsity 0.5", "belongs to the backend"),
-    "old flag, wrong number": (f"{BACKEND} trtllm-gen --trtllm-gen-target-sparsity much", "must be a number"),
-    "old flag, out of range": (f"{BACKEND} trtllm-gen --trtllm-gen-target-sparsity 50", "did you mean 0.5"),
+    "old flag, wrong number": (
+        f"{BACKEND} trtllm-gen --trtllm-gen-target-sparsity much",
+        "must be a number",
+    ),
+    "old flag, out of range": (
+        f"{BACKEND} trtllm-gen --trtllm-gen-target-sparsity 50",
+        "did you mean 0.5",
+    ),
     "old flag, not a switch": (f"{BACKEND} trtllm-gen --trtllm-gen-sage=maybe", "must be 1 or 0"),
     "old flag and new block": (
         f"{BACKEND} trtllm-gen --trtllm-gen-sage {CONFIG}.default.quant.dtype_qk int8",

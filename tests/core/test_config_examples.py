@@ -35,7 +35,8 @@ EXAMPLES = {
     ),
     "one JSON blob": (
         r"""vllm-omni serve <model> \
-        --diffusion-attention-config '{"default":{"backend":"FLASH_ATTN"},"per_role":{"cross":{"backend":"TORCH_SDPA"}}}'""",
+        --diffusion-attention-config \
+        '{"default":{"backend":"FLASH_ATTN"},"per_role":{"cross":{"backend":"TORCH_SDPA"}}}'""",
         SELF_AND_CROSS,
     ),
     "flags without their command": (

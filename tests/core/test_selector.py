@@ -120,7 +120,7 @@ def test_selection(section, gpu, installed, asked, call, result):
         pieces = [piece.strip() for piece in result.removeprefix("error:").split(";")]
         reasons = list(refused.value.reasons)
         assert len(reasons) == len(pieces), reasons
-        for piece, reason in zip(pieces, reasons):
+        for piece, reason in zip(pieces, reasons, strict=True):
             assert piece in reason
             assert reason in str(refused.value)
         return
@@ -130,7 +130,7 @@ def test_selection(section, gpu, installed, asked, call, result):
     assert (selection.backend, selection.source.replace(ASKED, "asked")) == (backend, source)
     pieces = warning.split("; ") if warning else []
     assert len(selection.warnings) == len(pieces), selection.warnings
-    for piece, said in zip(pieces, selection.warnings):
+    for piece, said in zip(pieces, selection.warnings, strict=True):
         assert piece in said
 
 
@@ -153,7 +153,9 @@ def test_case_22_a_backend_this_machine_lacks_is_a_valid_spec_and_a_clear_refusa
 
 
 def test_selection_never_depends_on_this_machine(monkeypatch):
-    monkeypatch.setattr(Device, "current", lambda *_: pytest.fail("selection looked at the machine"))
+    monkeypatch.setattr(
+        Device, "current", lambda *_: pytest.fail("selection looked at the machine")
+    )
     assert select(AttentionSpec(), device_of("H200", "flash-attn"), head_dim=128).backend
 
 

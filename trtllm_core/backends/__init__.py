@@ -177,7 +177,11 @@ class Requirements:
             gpus = _archs(self.capabilities)
         elif self.minimum_capability is not None:
             gpus = f"sm_{self.minimum_capability[0]}{self.minimum_capability[1]} and newer"
-        parts = [gpus, "/".join(_dtype_name(d) for d in self.dtypes), f"head size {self._head_dims()}"]
+        parts = [
+            gpus,
+            "/".join(_dtype_name(d) for d in self.dtypes),
+            f"head size {self._head_dims()}",
+        ]
         parts.append(f"masks: {self.mask}")
         parts.append("GQA" if self.gqa else "no GQA")
         if not self.scale:

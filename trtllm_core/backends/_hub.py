@@ -15,7 +15,9 @@ def load_from_hub(backend: str, repository: str, version: int, name: str) -> Fla
         module = get_kernel(repository, version=version)
         dense, cached = module.flash_attn_func, module.flash_attn_with_kvcache
     except Exception as error:  # the download and the kernel's own code may raise anything
-        reason = f"{repository} version {version} could not be loaded: {type(error).__name__}: {error}"
+        reason = (
+            f"{repository} version {version} could not be loaded: {type(error).__name__}: {error}"
+        )
         raise Unavailable(
             backend, (reason + " (its first use downloads it from huggingface.co)",)
         ) from error

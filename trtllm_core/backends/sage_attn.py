@@ -21,8 +21,8 @@ REQUIREMENTS = Requirements(
     lossy=True,
 )
 
-# Version 2 dispatches by architecture, each branch to an extension that its build may have left out.
-# None is a branch in plain Triton.
+# Version 2 dispatches by architecture, to extensions that its build may have left out. None is a
+# branch in plain Triton.
 ARCHITECTURES = {
     (8, 0): "SM80_ENABLED",
     (8, 6): None,
@@ -78,9 +78,7 @@ def run(call: AttentionCall) -> torch.Tensor:
     )
     if _changes_key:
         key = key.clone()  # version 1 subtracts K's mean in place
-    return _sageattn(
-        query, key, value, tensor_layout="NHD", is_causal=False, sm_scale=call.scale
-    )
+    return _sageattn(query, key, value, tensor_layout="NHD", is_causal=False, sm_scale=call.scale)
 
 
 def _is_version_1(version: str) -> bool:
