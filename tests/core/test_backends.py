@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from tests.core import library_stand_ins
 from tests.core.library_stand_ins import Library, close, exact, tensors
 from trtllm_core import backends
 from trtllm_core.backends import AttentionCall, Request, Unavailable
@@ -416,3 +417,28 @@ def test_refusals_hold_every_reason_in_words():
     error = Unavailable("SAGE_ATTN", ("one", "two"), "On this machine TORCH_SDPA can")
     assert str(error) == "SAGE_ATTN cannot run: one; two. On this machine TORCH_SDPA can"
     assert error.reasons == ("one", "two")
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_case_08_a_call_that_failed_still_holds_its_inputs(name, library, monkeypatch):
+    """So that whoever catches the error can compute the call on another backend."""
+    module, ran = ready(name, library, monkeypatch)
+    inputs = tensors()
+    call = AttentionCall(*inputs, scale=0.1, mask="no tensor" if ran is None else None)
+    monkeypatch.setattr(library_stand_ins, "exact", lambda *_: 1 / 0)
+    with pytest.raises((ZeroDivisionError, TypeError)):
+        module.run(call)
+    assert all(x is y for x, y in zip((call.query, call.key, call.value), inputs, strict=True))
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_batches_beyond_what_pytorch_s_kernels_take_are_split(masked):
+    batch = 2**15 + 3
+    query, key, value = tensors(batch, 2, 3, heads=1, key_heads=1, dim=8, dtype=torch.float32)
+    mask = torch.rand(batch, 1, 2, 3) > 0.3 if masked else None
+    if masked:
+        mask[..., 0] = True
+    call = AttentionCall(query, key, value, scale=0.5, mask=mask)
+    out = loaded("TORCH_SDPA", Device("cpu")).run(call)
+    expected = exact(query, key, value, 0.5, mask=mask)
+    torch.testing.assert_close(out.double(), expected, rtol=1e-5, atol=1e-5)
