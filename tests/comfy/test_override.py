@@ -1,0 +1,230 @@
+"""The override called directly, in this process, with everything ComfyUI may hand it."""
+
+import logging
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+HEADS, DIM = 2, 64
+
+
+@pytest.fixture
+def make_site(pack, submodule):
+    """make_site(backend="REFERENCE", threshold=None, quant=None) -> LayerAttention on the CPU."""
+    run_module = submodule("nodes.hook.run")
+    override = submodule("nodes.hook.override")
+    wires = submodule("nodes.wires")
+    specs = submodule("trtllm_core.specs")
+    device = submodule("trtllm_core.device")
+
+    def make(backend="REFERENCE", threshold=None, quant=None, role="self"):
+        skip = None if threshold is None else wires.SkipSoftmax(specs.SkipSoftmaxSpec(threshold=threshold))
+        quant = None if quant is None else specs.AttnQuantSpec(dtype_qk=quant)
+        settings = wires.RoleSettings.of(backend, quant, skip)
+        run = run_module.PatchRun(
+            settings, {}, device.Device.current("cpu"), token_order="cubes", holder=wires.StatsHolder(), count_tiles=True
+        )
+        run.start(torch.tensor([1.0, 0.5, 0.0]))
+        return override.LayerAttention(run, "blocks.0.self_attn", role, settings, ignored=False)
+
+    return make
+
+
+def tensors(length=40, heads=HEADS, dim=DIM, dtype=torch.float32, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(1, length, heads * dim, generator=generator).to(dtype) for _ in range(3)]
+
+
+def exact(q, k, v, heads=HEADS, mask=None, scale=None, key_heads=None):
+    split = lambda x, n: x.double().view(x.shape[0], x.shape[1], n, -1).transpose(1, 2)
+    key_heads = key_heads or heads
+    if mask is not None and mask.dtype != torch.bool:
+        mask = mask.double()
+    out = F.scaled_dot_product_attention(
+        split(q, heads), split(k, key_heads), split(v, key_heads), attn_mask=mask, scale=scale, enable_gqa=True
+    )
+    return out.transpose(1, 2).flatten(2)
+
+
+def error(out, expected):
+    return float((out.double() - expected).norm() / expected.norm())
+
+
+def unused():
+    raise AssertionError("declined")
+
+
+def test_case_03_an_unknown_keyword_is_declined_untouched(make_site):
+    site = make_site()
+    q, k, v = tensors()
+    marker = object()
+    assert site(lambda: marker, (q, k, v), {"heads": HEADS, "from_the_future": 1}) is marker
+    assert site.run.stats.declined == {"keyword from_the_future": 1}
+
+
+def test_case_04_an_odd_head_size_is_right_and_said_once(make_site, caplog):
+    site = make_site(backend="auto", threshold=0.5)
+    # a CPU takes any head size; a backend that does not is imagined by one that cannot serve it
+    site.run.plan_role = _refusing(site.run.plan_role)
+    q, k, v = tensors(dim=160)
+    expected = exact(q, k, v)
+    with caplog.at_level(logging.WARNING, "trtllm_attention"):
+        for _ in range(100):
+            out = site(lambda: expected, (q, k, v), {"heads": HEADS})
+            assert out is expected
+    assert len(caplog.records) == 1 and "160" in caplog.text
+
+
+def _refusing(plan_role):
+    def refuse(role, head_dim, *args):
+        import importlib
+
+        module = importlib.import_module(plan_role.__module__)
+        raise module.Unavailable("TRITON_ATTN", (f"head size {head_dim} is not one of 64, 128",))
+
+    return refuse
+
+
+def test_case_05_a_call_that_must_be_exact_is_never_lossy(make_site):
+    q, k, v = tensors()
+    keywords = {"heads": HEADS, "low_precision_attention": False}
+    marker = object()
+    assert make_site(threshold=2.0)(lambda: marker, (q, k, v), keywords) is marker
+    assert make_site(quant="int8")(lambda: marker, (q, k, v), keywords) is marker
+    out = make_site(backend="TORCH_SDPA")(unused, (q, k, v), keywords)
+    assert error(out, exact(q, k, v)) < 1e-6
+
+
+@pytest.mark.parametrize("backend", ["REFERENCE", "TORCH_SDPA"])
+def test_case_09_mixed_dtypes_give_the_dtype_of_q(make_site, backend):
+    q, k, v = tensors()
+    out = make_site(backend)(unused, (q, k.bfloat16(), v.bfloat16()), {"heads": HEADS})
+    assert out.dtype == torch.float32
+    out = make_site(backend)(unused, (q.half(), k, v.half()), {"heads": HEADS})
+    assert out.dtype == torch.float16 and error(out, exact(q, k, v)) < 2e-2
+
+
+MASKS = {
+    "2-D boolean": lambda n: torch.rand(n, n, generator=torch.Generator().manual_seed(1)) < 0.7,
+    "2-D additive": lambda n: torch.randn(n, n, generator=torch.Generator().manual_seed(2)),
+    "3-D boolean": lambda n: (torch.rand(1, n, n, generator=torch.Generator().manual_seed(3)) < 0.7),
+    "4-D additive": lambda n: torch.randn(1, 1, 1, n, generator=torch.Generator().manual_seed(4)),
+    "padding": lambda n: (torch.arange(n) < n - 7).view(1, 1, 1, n),
+    "padding, additive": lambda n: torch.where(torch.arange(n) < n - 7, 0.0, -torch.inf).view(1, 1, 1, n),
+}
+
+
+@pytest.mark.parametrize("backend", ["REFERENCE", "TORCH_SDPA"])
+@pytest.mark.parametrize("name", MASKS)
+def test_case_10_masks_are_honoured(make_site, backend, name):
+    q, k, v = tensors()
+    mask = MASKS[name](q.shape[1])
+    if mask.dtype == torch.bool:
+        mask[..., 0] = True
+    out = make_site(backend)(unused, (q, k, v), {"heads": HEADS, "mask": mask})
+    as_four = mask if mask.ndim == 4 else mask.view(1, 1, *mask.shape[-2:])
+    assert error(out, exact(q, k, v, mask=as_four)) < 1e-5
+
+
+@pytest.mark.parametrize("backend", ["REFERENCE", "TORCH_SDPA"])
+def test_case_11_scale_and_grouped_heads(make_site, backend):
+    q, k, v = tensors(heads=4)
+    k, v = (x[..., : 2 * DIM] for x in (k, v))
+    out = make_site(backend)(unused, (q, k, v), {"heads": 4, "scale": 0.5, "enable_gqa": True})
+    assert error(out, exact(q, k, v, heads=4, key_heads=2, scale=0.5)) < 1e-5
+
+
+@pytest.mark.parametrize("skip_output_reshape", [False, True])
+def test_heads_first_layout_in_and_out(make_site, skip_output_reshape):
+    q, k, v = tensors()
+    heads_first = [x.view(1, -1, HEADS, DIM).transpose(1, 2) for x in (q, k, v)]
+    keywords = {"heads": HEADS, "skip_reshape": True, "skip_output_reshape": skip_output_reshape}
+    out = make_site()(unused, tuple(heads_first), keywords)
+    if skip_output_reshape:
+        assert out.shape == (1, HEADS, 40, DIM)
+        out = out.transpose(1, 2).flatten(2)
+    assert error(out, exact(q, k, v)) < 1e-5
+
+
+def test_positional_arguments_of_every_kind(make_site):
+    q, k, v = tensors()
+    mask = MASKS["4-D additive"](40)
+    out = make_site()(unused, (q, k, v, HEADS, mask), {})
+    assert error(out, exact(q, k, v, mask=mask)) < 1e-5
+
+
+def test_case_08_a_kernel_that_raises_leaves_the_run_to_comfyui(make_site, caplog):
+    site = make_site()
+    q, k, v = tensors()
+    site(unused, (q, k, v), {"heads": HEADS})
+    (plan,) = site._plans.values()
+
+    def broken(call):
+        raise RuntimeError("illegal instruction")
+
+    object.__setattr__(plan.dense, "compute", broken)
+    expected = exact(q, k, v)
+    with caplog.at_level(logging.WARNING, "trtllm_attention"):
+        for _ in range(5):
+            assert site(lambda: expected, (q, k, v), {"heads": HEADS}) is expected
+    assert caplog.text.count("illegal instruction") == 1
+
+
+def test_a_container_is_emptied_as_it_is_read(make_site):
+    class Container:  # as in later ComfyUI versions
+        def __init__(self, tensor):
+            self.tensor = tensor
+
+        def peek(self):
+            return self.tensor
+
+        def take(self):
+            tensor, self.tensor = self.tensor, None
+            return tensor
+
+    q, k, v = tensors()
+    containers = tuple(Container(x) for x in (q, k, v))
+    out = make_site()(unused, containers, {"heads": HEADS})
+    assert error(out, exact(q, k, v)) < 1e-5
+    assert all(c.tensor is None for c in containers)
+
+
+def test_an_unnamed_model_gets_the_safe_role(submodule):
+    install = submodule("nodes.hook.install")
+
+    class Run:
+        class clock:
+            context_length = 77
+
+    q, context = torch.zeros(1, 40, 8), torch.zeros(1, 77, 8)
+    assert install._safe_role((q, q, q, 2), {}, Run) == "self"
+    assert install._safe_role((q, context, context, 2), {}, Run) == "unknown"
+    assert install._safe_role((context, context, context, 2), {}, Run) == "unknown"
+    assert install._published_layer({"block_type": "double", "block_index": 3}) == "double_blocks.3"
+    assert install._published_layer({}) == "unknown"
+
+
+def test_normalized_time_of_every_kind_of_schedule(comfyui, submodule):
+    import comfy.model_sampling as ms
+
+    clock = submodule("nodes.hook.clock")
+
+    def sampling(schedule, prediction):
+        return type("Sampling", (schedule, prediction), {})(None)
+
+    flow = sampling(ms.ModelSamplingDiscreteFlow, ms.CONST)
+    assert clock.normalized_timestep(flow, torch.tensor([0.25])) == pytest.approx(0.25)
+    eps = sampling(ms.ModelSamplingDiscrete, ms.EPS)
+    assert clock.normalized_timestep(eps, eps.sigma_max) == pytest.approx(1.0)
+    assert clock.normalized_timestep(eps, eps.sigma_min) == pytest.approx(0.0)
+    cosmos = sampling(ms.ModelSamplingCosmosRFlow, ms.COSMOS_RFLOW)
+    assert clock.normalized_timestep(cosmos, torch.tensor(3.0)) == pytest.approx(0.75)
+    assert clock.normalized_timestep(object(), torch.tensor(3.0)) is None
+
+
+def test_steps_are_found_by_sigma(submodule):
+    step_of = submodule("nodes.hook.clock").step_of
+    schedule = (1.0, 0.8, 0.5, 0.0)
+    assert [step_of(s, schedule) for s in (1.0, 0.9, 0.8, 0.65, 0.5, 0.1)] == [0, 0, 1, 1, 2, 2]
+    assert step_of(0.7, ()) == 0
