@@ -78,33 +78,46 @@ class MaskReader:
     """
 
     def __init__(self):
-        self._known: dict[tuple, tuple[StorageWeakRef, torch.Tensor | None, tuple | None]] = {}
+        self._known: dict[tuple, tuple[StorageWeakRef, object]] = {}
 
     def key_lengths(self, mask: torch.Tensor, key_length: int) -> torch.Tensor | None:
         """int32 lengths [B or 1] if `mask` (2-D, 3-D or 4-D) only hides a padded suffix, else None."""
-        return self._read(mask, key_length)[1]
+        return self._once(mask, key_length, _read_lengths)[0]
 
     def host_key_lengths(self, mask: torch.Tensor, key_length: int) -> tuple[int, ...] | None:
         """The same lengths as Python numbers."""
-        return self._read(mask, key_length)[2]
+        return self._once(mask, key_length, _read_lengths)[1]
 
-    def _read(self, mask: torch.Tensor, key_length: int) -> tuple:
+    def is_boolean(self, mask: torch.Tensor) -> bool:
+        """Whether `mask` only hides or shows, whatever its dtype."""
+        return mask.dtype == torch.bool or self._once(mask, None, _only_hides)
+
+    def _once(self, mask: torch.Tensor, key_length: int | None, read):
+        """read(mask, key_length), remembered for this view of this storage."""
         storage = StorageWeakRef(mask.untyped_storage())
         version = 0 if mask.is_inference() else mask._version
         view = (mask.storage_offset(), mask.dtype, tuple(mask.shape), mask.stride())
         key = (storage.cdata, version, view, key_length)
-        if key in self._known:
-            return self._known[key]
-        # the weak reference pins the address, so a dead entry can never be taken for a new mask
-        self._known = {k: known for k, known in self._known.items() if not known[0].expired()}
-        found = suffix_lengths(mask, key_length)
-        lengths = found[0] if found is not None and bool(found[1]) else None
-        numbers = None if lengths is None else tuple(lengths.tolist())
-        self._known[key] = (storage, lengths, numbers)
-        return self._known[key]
+        if key not in self._known:
+            # the weak reference pins the address, so a dead entry can never be taken for a new mask
+            self._known = {k: known for k, known in self._known.items() if not known[0].expired()}
+            self._known[key] = (storage, read(mask, key_length))
+        return self._known[key][1]
 
     def clear(self) -> None:
         self._known.clear()
+
+
+def _read_lengths(mask: torch.Tensor, key_length: int) -> tuple:
+    """(int32 lengths on the mask's device, the same as Python numbers), or (None, None)."""
+    found = suffix_lengths(mask, key_length)
+    if found is None or not bool(found[1]):
+        return None, None
+    return found[0], tuple(found[0].tolist())
+
+
+def _only_hides(mask: torch.Tensor, _) -> bool:
+    return bool(((mask == 0) | (mask <= torch.finfo(mask.dtype).min)).all())
 
 
 def mask_refusal(backend: str, layer: str, mask: torch.Tensor) -> str:

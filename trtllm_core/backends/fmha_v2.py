@@ -1,11 +1,17 @@
-"""FMHA_V2: TensorRT-LLM's FMHA v2 kernels, compiled by FlashInfer on first use. Hopper."""
+"""FMHA_V2: TensorRT-LLM's FMHA v2 kernels, compiled by FlashInfer on first use. Hopper.
+
+The kernels skip per 64 query rows and 128 keys (256 at head size 64), and visit KV tiles in order
+from the first; `kv_order` means nothing to them. A combination that was never compiled is an assert
+that release builds drop: the output would be uninitialised memory. So every limit is checked here.
+"""
 
 from __future__ import annotations
 
 import torch
 
 from ..device import Device
-from . import HALF, AttentionCall, Package, Requirements, Unavailable
+from . import HALF, AttentionCall, Package, Request, Requirements, Unavailable, import_names
+from ._flashinfer import COMPILER, INSTALL, build, mismatches, sequences, workspace
 
 REQUIREMENTS = Requirements(
     backend="FMHA_V2",
@@ -15,13 +21,92 @@ REQUIREMENTS = Requirements(
     head_dims=(64, 128),
     mask="padding",
     skip_softmax=True,
-    packages=(Package("flashinfer", "pip install flashinfer-python"),),
+    packages=(Package("flashinfer", INSTALL, "0.6.16"),),  # the oldest that was tried
 )
+
+LAYOUT = "SEPARATE_Q_K_V"
+WORKSPACE_BYTES = 16 << 20
+# Filled by `load`: FlashInfer's functions. `prepare` adds the dtypes whose kernels are compiled.
+_attention = _module = _recipe = None
+_prepared: set[torch.dtype] = set()
+
+
+def refusals(request: Request, device: Device) -> tuple[str, ...]:
+    """Kernel packages of another version than FlashInfer."""
+    return mismatches(device)
 
 
 def load(device: Device) -> None:
-    raise Unavailable(REQUIREMENTS.backend, ("it is not part of this version yet",))
+    """Import the Python side. The kernels of a dtype are compiled by `prepare`."""
+    global _attention, _module, _recipe
+    names = ("trtllm_fmha_v2_prefill", "get_trtllm_fmha_v2_module", "gen_fmha_v2_module")
+    _attention, _module, _recipe = import_names(REQUIREMENTS.backend, "flashinfer.prefill", *names)
+
+
+def prepare(dtype: torch.dtype) -> None:
+    """Compile the kernels for `dtype`, unless this machine or process has them: minutes, announced.
+
+    `run` calls it, and the self-check before sampling calls `run`. Raises `Unavailable`.
+    """
+    if dtype not in _prepared:
+        what = f"the {str(dtype).removeprefix('torch.')} kernels"
+        # FlashInfer keeps modules by these very arguments
+        build(
+            REQUIREMENTS.backend,
+            what,
+            lambda: _recipe(LAYOUT, dtype, None),
+            lambda: _module(LAYOUT, dtype, None),
+            COMPILER,
+        )
+        _prepared.add(dtype)
+
+
+def limits(call: AttentionCall) -> tuple[str, ...]:
+    """Every reason why the kernels would not compute `call`, from its shapes alone."""
+    found = []
+    query, key = call.query, call.key
+    if query.dtype not in REQUIREMENTS.dtypes or {key.dtype, call.value.dtype} != {query.dtype}:
+        dtypes = ", ".join(str(x.dtype).removeprefix("torch.") for x in (query, key, call.value))
+        found.append(f"q, k and v must all be bfloat16 or all float16, not {dtypes}")
+    if query.shape[-1] not in REQUIREMENTS.head_dims:
+        found.append(f"head size {query.shape[-1]} has no kernel here")
+    if query.shape[-1] != key.shape[-1] or key.shape != call.value.shape:
+        found.append(f"k {tuple(key.shape)} and v {tuple(call.value.shape)} do not fit q")
+    if query.shape[2] % key.shape[2]:
+        found.append(f"{query.shape[2]} query heads are not a multiple of {key.shape[2]} key heads")
+    if call.mask is not None:
+        found.append("it takes key lengths, not a mask")
+    if not call.scale > 0:
+        found.append(f"scale={call.scale} must be above 0 (the kernels read 0 as their own default)")
+    return tuple(found)
 
 
 def run(call: AttentionCall) -> torch.Tensor:
-    raise Unavailable(REQUIREMENTS.backend, ("it is not part of this version yet",))
+    """[batch, query tokens, heads, head_dim] in q's dtype."""
+    reasons = limits(call)
+    if reasons:
+        raise Unavailable(REQUIREMENTS.backend, reasons)
+    prepare(call.query.dtype)
+    out = torch.empty(call.query.shape, dtype=call.query.dtype, device=call.query.device)
+    for part in sequences(call, out):
+        features = {}
+        if call.threshold:
+            # the kernel divides by the number of keys
+            features["skip_softmax_threshold_scale_factor"] = call.threshold * part.key_length
+        _attention(
+            qkv=(part.query, part.key, part.value),
+            input_layout=LAYOUT,
+            workspace_buffer=workspace(out.device, WORKSPACE_BYTES),
+            seq_lens=part.lengths(),
+            max_q_len=part.query_length,
+            max_kv_len=part.key_length,
+            bmm1_scale=call.scale,
+            bmm2_scale=1.0,
+            batch_size=part.count,
+            cum_seq_lens_q=part.starts(part.query_length),
+            cum_seq_lens_kv=part.starts(part.key_length),
+            out=part.out,
+            mask_mode="padding",
+            **features,
+        )
+    return out
