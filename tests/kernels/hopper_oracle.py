@@ -94,6 +94,7 @@ def quantized(query, key, value, spec, key_lengths=None):
         k[b : b + 1, :length] = _rounded(centred, spec.k_block_size, spec.dtype_qk)
         mean = v[b, :length].mean(0)
         step = (v[b, :length] - mean).abs().amax(0) / 448
+        step = torch.where(step == 0, 1.0, step)
         v[b, :length] = ((v[b, :length] - mean) / step).float().to(FP8).double() * step + mean
     return q, k, v
 

@@ -79,7 +79,8 @@ def check(query, key, value, *, threshold=None, quant=None, key_lengths=None, sc
     # a tile within the margin of λ may fall either way, and shifts its row's later ones
     assert abs(skipped.item() - expected.skipped) <= 2 * expected.unsure
     if quant is not None:
-        limit = 6e-3
+        # the kernel's scores in FP8 come out of an accumulator of about 14 bits; some weights round the other way
+        limit = 1.2e-2 if quant.dtype_qk == "fp8_e4m3" else 6e-3
     else:
         limit = 2e-3 if query.dtype == torch.float16 else 6e-3
     assert error(out, expected.output) < limit + 0.02 * bool(expected.unsure)

@@ -7,43 +7,19 @@ Skip-Softmax. After Q K^T of a tile, one vote per program: unless some valid row
 tile_max - running_max >= log2(threshold), the tile's softmax, V load and P V are skipped and nothing changes.
 A comparison with NaN keeps the tile. The first visited tile always counts.
 
-SAGE. Q is quantized here, in registers, once per program; K (and V) come quantized from `quantize`. FP8 P is
-exp2(x - max + 8), in (0, 256], so that e4m3's normal range reaches 2^-14 of a row's maximum.
+SAGE. Q, K and V come quantized from `quantize`. FP8 P is exp2(x - max + 8), in (0, 256], so that e4m3's normal range
+reaches 2^-14 of a row's maximum.
 """
 
 import triton
 import triton.language as tl
 
-INT8_MAX = tl.constexpr(127.0)
-E4M3_MAX = tl.constexpr(448.0)
-# Added to every quantization scale: a block of zeros then divides by something, and NaN still comes through.
-TINY = tl.constexpr(1e-30)
 # FP8 probabilities are stored times 2^8: the largest power of two that e4m3 (up to 448) holds.
 FP8_SHIFT = tl.constexpr(8.0)
-# x + ROUND - ROUND rounds |x| < 2^22 to the nearest even integer.
-ROUND = tl.constexpr(12582912.0)
-
 
 @triton.jit
 def _nan_maximum(a, b):
     return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
-
-
-@triton.jit
-def absolute_maximum(x, AXIS: tl.constexpr):
-    """max |x| along AXIS; NaN if any is NaN."""
-    return tl.reduce(tl.abs(x), AXIS, _nan_maximum)
-
-
-@triton.jit
-def quantize_rows(x, scale, TYPE: tl.constexpr):
-    """x / scale in int8 (to nearest even) or e4m3; |x / scale| must not exceed the type's largest value."""
-    x = x / scale
-    if TYPE == tl.int8:
-        quantized = ((x + ROUND) - ROUND).to(TYPE)
-    else:
-        quantized = x.to(TYPE)
-    return quantized
 
 
 @triton.jit
@@ -96,40 +72,48 @@ def _scores(query, key, key_scale, first, key_length, BLOCK_M: tl.constexpr, BLO
 
 
 @triton.jit
-def _update(accumulator, row_sum, row_max, scores, tile_max, row_scale, value, BLOCK_M: tl.constexpr,
-            BLOCK_N: tl.constexpr, FP8_VALUE: tl.constexpr):
-    # one step of the running softmax; row_scale [BLOCK_M, 1] or a scalar takes scores to exponents of 2
-    new_max = _nan_maximum(row_max, tile_max)
-    # a row that has seen only -inf: its exponents are -inf, not -inf + inf
-    shift = tl.where(new_max == -float("inf"), 0.0, new_max)
-    rescale = tl.math.exp2(row_max - shift)
+def _update(accumulator, row_sum, row_max, scores, tile_max, raised, row_scale, value, BLOCK_M: tl.constexpr,
+            BLOCK_N: tl.constexpr, FP8_VALUE: tl.constexpr, VOTE: tl.constexpr):
+    if VOTE:
+        if raised:
+            new_max = _nan_maximum(row_max, tile_max)
+            rescale = tl.math.exp2(row_max - tl.where(new_max == -float("inf"), 0.0, new_max))
+            row_sum *= rescale
+            accumulator *= rescale[:, None]
+            row_max = new_max
+        shift = tl.where(row_max == -float("inf"), 0.0, row_max)
+    else:
+        new_max = _nan_maximum(row_max, tile_max)
+        shift = tl.where(new_max == -float("inf"), 0.0, new_max)
+        rescale = tl.math.exp2(row_max - shift)
+        row_sum *= rescale
+        accumulator *= rescale[:, None]
+        row_max = new_max
     if FP8_VALUE:
         probability = tl.math.exp2(scores * row_scale - (shift - FP8_SHIFT)[:, None])
     else:
         probability = tl.math.exp2(scores * row_scale - shift[:, None])
-    row_sum = row_sum * rescale + tl.sum(probability, 1)
-    accumulator = accumulator * rescale[:, None]
+    row_sum += tl.sum(probability, 1)
     if FP8_VALUE:
-        # keys 8g+2c+e of each 16 go to 4c+2g+e, where `quantize` stored V's: a thread's accumulator registers then
-        # are the tensor core's 8-bit operand as they stand, and P needs no exchange between threads
         GROUPS: tl.constexpr = BLOCK_N // 16
         probability = probability.reshape(BLOCK_M, GROUPS, 2, 4, 2).permute(0, 1, 3, 2, 4).reshape(BLOCK_M, BLOCK_N)
     accumulator = tl.dot(probability.to(value.dtype), value, accumulator)
-    return accumulator, row_sum, new_max
+    return accumulator, row_sum, row_max
 
 
-@triton.jit
+# token counts change from call to call: compiled once for all of them
+@triton.jit(do_not_specialize=["query_length", "key_length", "query_groups", "key_groups"])
 def attention_kernel(
     query, key, value, output,
-    key_scale, value_scale, value_mean, key_lengths, skipped,
-    query_stride_batch, query_stride_row, query_stride_head,
-    key_stride_batch, key_stride_row, key_stride_head,
-    value_stride_batch, value_stride_row, value_stride_head,
-    query_length, key_length, key_groups, scale, threshold,
+    query_scale, key_scale, value_scale, value_mean, key_lengths, skipped,
+    query_stride_batch, query_stride_head, query_stride_row,
+    key_stride_batch, key_stride_head, key_stride_row,
+    value_stride_batch, value_stride_head, value_stride_row,
+    query_length, key_length, query_groups, key_groups, scale, threshold,
     HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr, GROUP: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    QK_TYPE: tl.constexpr, Q_BLOCK: tl.constexpr, K_BLOCK: tl.constexpr, FP8_VALUE: tl.constexpr,
-    SKIP: tl.constexpr, OWN_FIRST: tl.constexpr, COUNT: tl.constexpr, LENGTHS: tl.constexpr, TMA: tl.constexpr,
+    Q_BLOCK: tl.constexpr, K_BLOCK: tl.constexpr, FP8_VALUE: tl.constexpr,
+    SKIP: tl.constexpr, OWN_FIRST: tl.constexpr, COUNT: tl.constexpr, LENGTHS: tl.constexpr, TMA: tl.constexpr, VOTE: tl.constexpr,
 ):
     """Attention of query rows [program 0 * BLOCK_M, + BLOCK_M) of head `program 1` of batch `program 2`.
 
@@ -138,7 +122,8 @@ def attention_kernel(
         under SAGE the int8 or e4m3 key. With FP8_VALUE value is [batch, kv heads, HEAD_DIM, tokens].
     key_scale: float32 [batch, kv heads, key_groups], one per K_BLOCK tokens. value_scale, value_mean: float32
         [batch, kv heads, HEAD_DIM], applied to the result (value_scale with FP8_VALUE, value_mean also with SKIP).
-    key_lengths: int32 [batch] with LENGTHS. skipped: int64 [1] with COUNT. scale: of the scores, times log2(e).
+    key_lengths: int32 [batch] with LENGTHS. skipped: int64 [1] with COUNT. scale: of the scores, times log2(e); at least 0,
+    since row maxima are taken before it.
     threshold: log2 of λ. GROUP: query heads per kv head. K_BLOCK 0: no SAGE.
     """
     head = tl.program_id(1)
@@ -158,91 +143,89 @@ def attention_kernel(
     if K_BLOCK > 0:
         key_scale += (batch64 * kv_heads + key_head) * key_groups
 
-    row = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
-    row64 = row.to(tl.int64)
-    column = tl.arange(0, PADDED_DIM)
-    query += batch64 * query_stride_batch + head.to(tl.int64) * query_stride_head
-    q = tl.load(query + row64[:, None] * query_stride_row + column[None, :],
-                mask=(row < query_length)[:, None] & (column < HEAD_DIM)[None, :], other=0.0)
-    # row maxima are taken before the scale, so a negative scale moves its sign into Q
-    if scale < 0:
-        q = -q
-        scale = -scale
-    if K_BLOCK == 0:
-        row_scale = scale
-        row_scale_column = scale
-    else:
-        q = q.to(tl.float32)
-        largest = absolute_maximum(q.reshape(BLOCK_M // Q_BLOCK, Q_BLOCK, PADDED_DIM), 2)
-        largest = tl.reduce(largest, 1, _nan_maximum)
-        row_scale = largest / (INT8_MAX if QK_TYPE == tl.int8 else E4M3_MAX) + TINY
-        row_scale = tl.broadcast_to(row_scale[:, None], BLOCK_M // Q_BLOCK, Q_BLOCK).reshape(BLOCK_M)
-        q = quantize_rows(q, row_scale[:, None], QK_TYPE)
-        row_scale = row_scale * scale
+    if not TMA:
+        query += batch64 * query_stride_batch + head.to(tl.int64) * query_stride_head
+    first_row = tl.program_id(0) * BLOCK_M
+    q = _load_rows(query, batch, head, first_row, query_length, query_stride_row, BLOCK_M, HEAD_DIM, PADDED_DIM, TMA)
+    row_scale = scale
+    row_scale_column = scale
+    if K_BLOCK > 0:
+        group = (first_row + tl.arange(0, BLOCK_M)) // Q_BLOCK
+        query_scale += (batch64 * heads + head) * query_groups + group
+        row_scale = tl.load(query_scale, mask=group < query_groups, other=0.0) * scale
         row_scale_column = row_scale[:, None]
 
-    # The first tile is peeled. Dense: the ragged last one, so that the loop needs no mask. Skipping: the one that the
-    # order asks for; the last tile is then masked where it comes.
-    if SKIP:
-        if OWN_FIRST:
-            start = tl.minimum(tl.program_id(0) * BLOCK_M // BLOCK_N, tiles - 1)
-        else:
-            start = tl.minimum(0, tiles - 1)
-    else:
-        start = tiles - 1
-    start = tl.maximum(start, 0)
-
-    within = tl.arange(0, BLOCK_N)
-    first = start * BLOCK_N
-    k = _load_rows(key, batch, key_head, first, key_length, key_stride_row, BLOCK_N, HEAD_DIM, PADDED_DIM, TMA)
-    scores = _scores(q, k, key_scale, first, key_length, BLOCK_M, BLOCK_N, K_BLOCK)
-    scores = tl.where((within < key_length - first)[None, :], scores, -float("inf"))
-    tile_max = tl.reduce(scores, 1, _nan_maximum) * row_scale
     row_max = tl.full([BLOCK_M], -float("inf"), tl.float32)
     if SKIP:
         # rows past the end have no vote: nothing exceeds their maximum
-        row_max = tl.where(row < query_length, row_max, float("inf"))
+        row_max = tl.where(tl.arange(0, BLOCK_M) < query_length - first_row, row_max, float("inf"))
     row_sum = tl.zeros([BLOCK_M], tl.float32)
     accumulator = tl.zeros([BLOCK_M, PADDED_DIM], tl.float32)
-    v = _load_value(value, batch, key_head, first, key_length, value_stride_row, BLOCK_N, HEAD_DIM, PADDED_DIM,
-                    FP8_VALUE, TMA)
-    accumulator, row_sum, row_max = _update(accumulator, row_sum, row_max, scores, tile_max, row_scale_column, v,
-                                            BLOCK_M, BLOCK_N, FP8_VALUE)
-    count = 0
-    for i in tl.range(1, tiles):
-        tile = start + i
-        tile = tl.where(tile >= tiles, tile - tiles, tile)
-        first = tile * BLOCK_N
-        k = _load_rows(key, batch, key_head, first, key_length, key_stride_row, BLOCK_N, HEAD_DIM, PADDED_DIM, TMA)
-        scores = _scores(q, k, key_scale, first, key_length, BLOCK_M, BLOCK_N, K_BLOCK)
-        if SKIP:
+    within = tl.arange(0, BLOCK_N)
+
+    if SKIP:
+        start = 0
+        if OWN_FIRST:
+            start = tl.minimum(first_row // BLOCK_N, tiles - 1)
+        count = 0
+        for i in tl.range(0, tiles):
+            tile = start + i
+            tile = tl.where(tile >= tiles, tile - tiles, tile)
+            first = tile * BLOCK_N
+            k = _load_rows(key, batch, key_head, first, key_length, key_stride_row, BLOCK_N, HEAD_DIM, PADDED_DIM, TMA)
+            scores = _scores(q, k, key_scale, first, key_length, BLOCK_M, BLOCK_N, K_BLOCK)
             if tile == tiles - 1:
                 scores = tl.where((within < key_length - first)[None, :], scores, -float("inf"))
             tile_max = tl.reduce(scores, 1, _nan_maximum) * row_scale
             below = tile_max - row_max < threshold
-            if tl.min(below.to(tl.int32), 0) == 0:
+            if VOTE:
+                code = tl.max(tl.where(below, 0, tl.where(tile_max <= row_max, 1, 2)), 0)
+                keep = code > 0
+                raised = code > 1
+            else:
+                keep = tl.min(below.to(tl.int32), 0) == 0
+                raised = True
+            if keep:
                 v = _load_value(value, batch, key_head, first, key_length, value_stride_row, BLOCK_N, HEAD_DIM,
                                 PADDED_DIM, FP8_VALUE, TMA)
-                accumulator, row_sum, row_max = _update(accumulator, row_sum, row_max, scores, tile_max,
-                                                        row_scale_column, v, BLOCK_M, BLOCK_N, FP8_VALUE)
+                accumulator, row_sum, row_max = _update(accumulator, row_sum, row_max, scores, tile_max, raised,
+                                                        row_scale_column, v, BLOCK_M, BLOCK_N, FP8_VALUE, VOTE)
             else:
                 if COUNT:
                     count += 1
-        else:
+        if COUNT:
+            tl.atomic_add(skipped, count.to(tl.int64), sem="relaxed")
+    else:
+        start = 0
+        if OWN_FIRST:
+            start = tl.minimum(first_row // BLOCK_N, tiles - 1)
+        for i in tl.range(0, tiles):
+            if OWN_FIRST:
+                tile = start + i
+                tile = tl.where(tile >= tiles, tile - tiles, tile)
+            else:
+                tile = i
+            first = tile * BLOCK_N
+            k = _load_rows(key, batch, key_head, first, key_length, key_stride_row, BLOCK_N, HEAD_DIM, PADDED_DIM, TMA)
+            scores = _scores(q, k, key_scale, first, key_length, BLOCK_M, BLOCK_N, K_BLOCK)
+            if tile == tiles - 1:
+                scores = tl.where((within < key_length - first)[None, :], scores, -float("inf"))
             tile_max = tl.reduce(scores, 1, _nan_maximum) * row_scale
+            raised = True
+            if VOTE:
+                raised = tl.max((tile_max > row_max).to(tl.int32), 0) > 0
             v = _load_value(value, batch, key_head, first, key_length, value_stride_row, BLOCK_N, HEAD_DIM,
                             PADDED_DIM, FP8_VALUE, TMA)
-            accumulator, row_sum, row_max = _update(accumulator, row_sum, row_max, scores, tile_max,
-                                                    row_scale_column, v, BLOCK_M, BLOCK_N, FP8_VALUE)
-
+            accumulator, row_sum, row_max = _update(accumulator, row_sum, row_max, scores, tile_max, raised,
+                                                    row_scale_column, v, BLOCK_M, BLOCK_N, FP8_VALUE, VOTE)
     result = accumulator / row_sum[:, None]
+    row = first_row + tl.arange(0, BLOCK_M)
+    column = tl.arange(0, PADDED_DIM)
     channel = (batch64 * kv_heads + key_head) * HEAD_DIM + column
     if FP8_VALUE:
         result *= tl.load(value_scale + channel, mask=column < HEAD_DIM, other=0.0)[None, :]
     if FP8_VALUE or SKIP:
         result += tl.load(value_mean + channel, mask=column < HEAD_DIM, other=0.0)[None, :]
-    output += ((batch64 * query_length + row64) * heads + head)[:, None] * HEAD_DIM + column[None, :]
+    output += ((batch64 * query_length + row) * heads + head)[:, None] * HEAD_DIM + column[None, :]
     tl.store(output, result.to(output.dtype.element_ty),
              mask=(row < query_length)[:, None] & (column < HEAD_DIM)[None, :])
-    if COUNT:
-        tl.atomic_add(skipped, count.to(tl.int64), sem="relaxed")

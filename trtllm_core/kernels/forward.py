@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 
 import torch
 import triton
-import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from .attention_kernel import attention_kernel
 from .configs import has_fp8, kernel_config, padded_head_dim, unsupported
-from .quantize import channel_statistics, quantize_key_value
+from .quantize import channel_statistics, quantize
 
 KV_ORDERS = ("own_first", "sequential")
-QK_TYPES = {"int8": tl.int8, "fp8_e4m3": tl.float8e4nv}
 
 
 @functools.cache
@@ -80,6 +79,10 @@ def triton_attention(query, key, value, *, scale=None, threshold=None, quant=Non
     """softmax(scale * query key^T) value; see `kernels.triton_attention`. out: where to write, for tests."""
     _check(query, key, value, threshold, quant, key_lengths, kv_order)
     query, key, value = _addressable(query), _addressable(key), _addressable(value)
+    if scale is None:
+        scale = query.shape[3] ** -0.5
+    elif scale < 0:
+        query, scale = -query, -scale
     batch, query_length, heads, head_dim = query.shape
     _, key_length, kv_heads, _ = key.shape
     capability = _capability(query.device)
@@ -93,19 +96,17 @@ def triton_attention(query, key, value, *, scale=None, threshold=None, quant=Non
         return out
     fp8_value = sage and has_fp8(capability)
 
-    key_scale = value_scale = value_mean = None
-    key_groups = 0
-    # [batch, heads, tokens, head_dim]
-    key_source, value_source = key.transpose(1, 2), value.transpose(1, 2)
-    with torch.cuda.device(query.device) if query.is_cuda else torch.no_grad():
+    query_scale = key_scale = value_scale = value_mean = None
+    query_groups = key_groups = 0
+    # all [batch, heads, tokens, head_dim] from here on
+    query_source, key_source, value_source = (tensor.transpose(1, 2) for tensor in (query, key, value))
+    with torch.cuda.device(query.device) if query.is_cuda else contextlib.nullcontext():
         if sage:
-            quantized = quantize_key_value(
-                key, value, quant.dtype_qk, quant.k_block_size, key_lengths, fp8_value=fp8_value
-            )
-            key_source, key_scale, value_scale, value_mean = (
-                quantized.key, quantized.key_scale, quantized.value_scale, quantized.value_mean
-            )
-            key_groups = key_scale.shape[2]
+            quantized = quantize(query, key, value, quant, key_lengths, fp8_value=fp8_value)
+            query_source, key_source = quantized.query, quantized.key
+            query_scale, key_scale = quantized.query_scale, quantized.key_scale
+            value_scale, value_mean = quantized.value_scale, quantized.value_mean
+            query_groups, key_groups = query_scale.shape[2], key_scale.shape[2]
             if fp8_value:
                 value_source = quantized.value
         elif skip:
@@ -113,30 +114,29 @@ def triton_attention(query, key, value, *, scale=None, threshold=None, quant=Non
 
         block_m, block_n = config.block_m, config.block_n
         padded_dim = padded_head_dim(head_dim)
-        # descriptors cannot end at a length that only the device knows
-        tma = config.tma and key_lengths is None and _describable(key_source) and _describable(value_source)
-        key_argument, value_argument = key_source, value_source
+        sources = (query_source, key_source, value_source)
+        blocks = (
+            (block_m, padded_dim),
+            (block_n, padded_dim),
+            (padded_dim, block_n) if fp8_value else (block_n, padded_dim),
+        )
+        # a descriptor ends where the tensor ends, not at a length that only the device knows
+        tma = config.tma and key_lengths is None and all(map(_describable, sources))
         if tma:
-            key_argument = _descriptor(key_source, block_n, padded_dim)
-            rows, columns = (padded_dim, block_n) if fp8_value else (block_n, padded_dim)
-            value_argument = _descriptor(value_source, rows, columns)
-        if scale is None:
-            scale = head_dim**-0.5
-        key_strides, value_strides = key_source.stride(), value_source.stride()
+            arguments = [_descriptor(source, *block) for source, block in zip(sources, blocks)]
+        else:
+            arguments = sources
         attention_kernel[(triton.cdiv(query_length, block_m), heads, batch)](
-            query, key_argument, value_argument, out,
-            key_scale, value_scale, value_mean, key_lengths, skipped,
-            *query.stride()[:3],
-            key_strides[0], key_strides[2], key_strides[1],
-            value_strides[0], value_strides[2], value_strides[1],
-            query_length, key_length, key_groups, scale * math.log2(math.e),
+            *arguments, out,
+            query_scale, key_scale, value_scale, value_mean, key_lengths, skipped,
+            *(stride for source in sources for stride in source.stride()[:3]),
+            query_length, key_length, query_groups, key_groups, scale * math.log2(math.e),
             math.log2(threshold) if threshold else -math.inf,
             HEAD_DIM=head_dim, PADDED_DIM=padded_dim, GROUP=heads // kv_heads,
             BLOCK_M=block_m, BLOCK_N=block_n,
-            QK_TYPE=QK_TYPES[quant.dtype_qk] if sage else None,
             Q_BLOCK=quant.q_block_size if sage else 1, K_BLOCK=quant.k_block_size if sage else 0,
             FP8_VALUE=fp8_value, SKIP=skip, OWN_FIRST=kv_order == "own_first" and query_length == key_length,
-            COUNT=skipped is not None, LENGTHS=key_lengths is not None, TMA=tma,
+            COUNT=skip and skipped is not None, LENGTHS=key_lengths is not None, TMA=tma, VOTE=config.vote,
             num_warps=config.warps, num_stages=config.stages, maxnreg=config.registers, enable_fp_fusion=True,
         )
     return out

@@ -67,6 +67,28 @@ def _scaled(scores, key_scales, SCORES: gl.constexpr, GROUP: gl.constexpr):
 
 
 @gluon.jit
+def _group_max(scores, key_scales, ROWS: gl.constexpr):
+    """Row maxima of scores [64, keys] times one scale per 16 keys, without scaling every score."""
+    KEYS: gl.constexpr = scores.shape[1]
+    parts = scores.reshape([64, KEYS // 16, 2, 4, 2])
+    parts = max_or_nan(max_or_nan(parts, 4), 2)
+    scales = gl.convert_layout(key_scales, gl.SliceLayout(0, gl.SliceLayout(2, parts.type.layout)))
+    return gl.convert_layout(max_or_nan(max_or_nan(parts * scales[None, :, None], 1), 1), ROWS)
+
+
+@gluon.jit
+def _grouped_exponents(scores, row_scale, key_scales, reference, SCORES: gl.constexpr):
+    """scores * row_scale * key_scales - reference, one key scale per 16 keys."""
+    KEYS: gl.constexpr = scores.shape[1]
+    LAYOUT: gl.constexpr = _grouped_layout(KEYS, 16)
+    ROWS: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(2, LAYOUT))
+    grouped = gl.convert_layout(scores.reshape([64, KEYS // 16, 16]), LAYOUT, assert_trivial=True)
+    both = gl.convert_layout(row_scale, ROWS)[:, None] * key_scales[None, :]
+    grouped = grouped * both[:, :, None] - gl.convert_layout(reference, ROWS)[:, None, None]
+    return gl.convert_layout(grouped.reshape([64, KEYS]), SCORES, assert_trivial=True)
+
+
+@gluon.jit
 def _as_operand(weights, DTYPE: gl.constexpr, QUANTIZED: gl.constexpr, OPERAND: gl.constexpr):
     """Softmax weights [64, keys] in float32 as the left operand of P V.
 
@@ -101,9 +123,9 @@ def _clear_rows(tile, valid):
 
 @gluon.jit
 def _consume(
-    CONSUMER: gl.constexpr, output, q_slots, k_slots, v_slots, o_slots, wanted, barriers, q_scales, k_scales, v_scales, v_means, skipped,
+    CONSUMER: gl.constexpr, output, q_slots, k_slots, v_slots, o_slots, ones, wanted, barriers, q_scales, k_scales, v_scales, v_means, skipped,
     batch, row, q_head, first, tiles, key_length, query_length, scale, threshold,
-    HEAD_DIM: gl.constexpr, KEYS: gl.constexpr, KEY_GROUP: gl.constexpr, SKIP: gl.constexpr, ON_DEMAND: gl.constexpr, TURNS: gl.constexpr, CLEAR: gl.constexpr,
+    HEAD_DIM: gl.constexpr, KEYS: gl.constexpr, KEY_GROUP: gl.constexpr, SKIP: gl.constexpr, ON_DEMAND: gl.constexpr, TURNS: gl.constexpr, SUMMED: gl.constexpr, CLEAR: gl.constexpr,
 ):  # fmt: skip
     q_full, k_full, k_free, v_full, v_free = barriers
     CONSUMERS: gl.constexpr = q_slots.shape[0]
@@ -112,6 +134,7 @@ def _consume(
     DTYPE: gl.constexpr = q_slots.dtype
     QUANTIZED: gl.constexpr = DTYPE.primitive_bitwidth == 8
     SCORE_DTYPE: gl.constexpr = gl.int32 if DTYPE == gl.int8 else gl.float32
+    FOLDED: gl.constexpr = QUANTIZED and KEY_GROUP == 16
     DEPTH: gl.constexpr = 32 if QUANTIZED else 16
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, KEYS, DEPTH])
     OUTPUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HEAD_DIM, DEPTH])
@@ -122,8 +145,14 @@ def _consume(
 
     q = q_slots.index(CONSUMER).reshape([64, HEAD_DIM])
     no_scores = gl.zeros([64, KEYS], SCORE_DTYPE, SCORES)
-    accumulated = gl.zeros([64, HEAD_DIM], gl.float32, OUTPUT)
-    total = gl.zeros([64], gl.float32, ROWS)
+    no_output = gl.zeros([64, HEAD_DIM], gl.float32, OUTPUT)
+    accumulated = no_output
+    if SUMMED:
+        TOTAL: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 8, DEPTH])
+        no_total = gl.zeros([64, 8], gl.float32, TOTAL)
+        total = no_total
+    else:
+        total = gl.zeros([64], gl.float32, ROWS)
     # a row past the end has an infinite maximum: it never votes
     rows = row + CONSUMER * 64 + gl.arange(0, 64, layout=ROWS)
     running = gl.where(rows < query_length, -float("inf"), float("inf"))
@@ -152,11 +181,15 @@ def _consume(
             turn_give(CONSUMER, CONSUMERS)
         scores = warpgroup_mma_wait(0, deps=[token])
         if QUANTIZED:
-            scores = _scaled(scores.to(gl.float32), key_scales, SCORES, KEY_GROUP)
+            scores = scores.to(gl.float32)
+            if not FOLDED:
+                scores = _scaled(scores, key_scales, SCORES, KEY_GROUP)
         if (tile + 1) * KEYS > key_length:
             keys = tile * KEYS + gl.arange(0, KEYS, layout=gl.SliceLayout(0, SCORES))
             scores = gl.where((keys < key_length)[None, :], scores, -float("inf"))
-        if QUANTIZED:
+        if FOLDED:
+            tile_max = _group_max(scores, key_scales, ROWS) * row_scale
+        elif QUANTIZED:
             tile_max = max_or_nan(scores, 1) * row_scale
         else:
             tile_max = max_or_nan(scores, 1) * scale
@@ -175,34 +208,55 @@ def _consume(
             raised = gl.maximum(running, tile_max, propagate_nan=PROPAGATE_NAN)
             # all keys -inf so far: 0 in place of the maximum keeps exp2 from inf - inf
             reference = gl.where(raised == -float("inf"), 0.0, raised)
-            rose = any_positive_in_warp(raised - running)
-            if QUANTIZED:
-                weights = gl.exp2(scores * row_scale[:, None] - (reference - _P_EXPONENT)[:, None])
+            if FOLDED:
+                exponents = _grouped_exponents(scores, row_scale, key_scales, reference - _P_EXPONENT, SCORES)
+            elif QUANTIZED:
+                exponents = scores * row_scale[:, None] - (reference - _P_EXPONENT)[:, None]
             else:
-                weights = gl.exp2(scores * scale - reference[:, None])
-            if rose:
+                exponents = scores * scale - reference[:, None]
+            weights = gl.exp2(exponents)
+            if QUANTIZED:
                 shrink = gl.exp2(running - reference)
-                total = total * shrink
-                accumulated = accumulated * gl.convert_layout(shrink, OUTPUT_ROWS)[:, None]
-            total += gl.sum(weights, 1)
+                if not SUMMED:
+                    total = total * shrink + gl.sum(weights, 1)
+            else:
+                rose = any_positive_in_warp(raised - running)
+                if rose:
+                    shrink = gl.exp2(running - reference)
+                    total = total * shrink
+                    accumulated = accumulated * gl.convert_layout(shrink, OUTPUT_ROWS)[:, None]
+                total += gl.sum(weights, 1)
             running = raised
             operand = _as_operand(weights, DTYPE, QUANTIZED, OPERAND)
             mbarrier.wait(v_full.index(v_slot), (i // V_STAGES) & 1)
             if QUANTIZED:
+                # the tensor cores add FP8 products with 13 bits or so: each tile's sum is added to the output in float32
                 v = v_slots.index(v_slot).reshape([HEAD_DIM, KEYS]).permute((1, 0))
+                product = warpgroup_mma(operand, v, no_output, use_acc=False, is_async=True)
+                if SUMMED:
+                    sums = warpgroup_mma(
+                        gl.convert_layout(operand, gl.DotOperandLayout(0, TOTAL, 4)), ones.permute((1, 0)), no_total, use_acc=False, is_async=True
+                    )
+                    product, sums = warpgroup_mma_wait(0, deps=[product, sums])
+                    total = total * gl.convert_layout(shrink, gl.SliceLayout(1, TOTAL))[:, None] + sums
+                else:
+                    product = warpgroup_mma_wait(0, deps=[product])
+                accumulated = accumulated * gl.convert_layout(shrink, OUTPUT_ROWS)[:, None] + product
             else:
                 v = v_slots.index(v_slot).reshape([KEYS, HEAD_DIM])
                 if CLEAR:
                     if (tile + 1) * KEYS > key_length:
                         _clear_rows(v, key_length - tile * KEYS)
-            product = warpgroup_mma(operand, v, accumulated, is_async=True)
-            accumulated = warpgroup_mma_wait(0, deps=[product])
+                product = warpgroup_mma(operand, v, accumulated, is_async=True)
+                accumulated = warpgroup_mma_wait(0, deps=[product])
         else:
             skips += 1
             if not ON_DEMAND:
                 mbarrier.wait(v_full.index(v_slot), (i // V_STAGES) & 1)
         mbarrier.arrive(v_free.index(v_slot), count=1)
 
+    if SUMMED:
+        total = gl.convert_layout(gl.max(total, 1), ROWS)
     result = accumulated / gl.convert_layout(total, OUTPUT_ROWS)[:, None]
     if QUANTIZED:
         channels = gl.arange(0, HEAD_DIM, layout=gl.SliceLayout(0, OUTPUT))
@@ -222,7 +276,7 @@ def attention_kernel(
     query, key, value, output, q_scales, k_scales, v_scales, v_means, key_lengths, skipped,
     query_length, key_length, heads_per_kv, scale, threshold,
     CONSUMERS: gl.constexpr, KEYS: gl.constexpr, HEAD_DIM: gl.constexpr, K_STAGES: gl.constexpr, V_STAGES: gl.constexpr, KEY_GROUP: gl.constexpr,
-    SKIP: gl.constexpr, ON_DEMAND: gl.constexpr, TURNS: gl.constexpr, OWN_FIRST: gl.constexpr, CONSUMER_REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
+    SKIP: gl.constexpr, ON_DEMAND: gl.constexpr, TURNS: gl.constexpr, SUMMED: gl.constexpr, OWN_FIRST: gl.constexpr, CONSUMER_REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """Attention of one query tile of one head of one batch item.
 
@@ -249,8 +303,12 @@ def attention_kernel(
         k_scales += kv * (gl.cdiv(key_length, KEYS) * (KEYS // KEY_GROUP))
         v_scales += kv * HEAD_DIM
         v_means += kv * HEAD_DIM
+        ones = gl.allocate_shared_memory(gl.float8e4nv, [8, KEYS], gl.NVMMASharedLayout(128, 8, 2))
+        if SUMMED:
+            ones.store(gl.full([8, KEYS], 1.0, gl.float32, gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0])).to(gl.float8e4nv))
     else:
         o_slots = q_slots
+        ones = q_slots
     wanted = gl.allocate_shared_memory(gl.int32, [K_STAGES * CONSUMERS, 32], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     if ON_DEMAND:
         k_free = make_barriers(K_STAGES * CONSUMERS, 1)
@@ -269,14 +327,14 @@ def attention_kernel(
     # the argument tuples are spelled out: a tuple bound to a name would turn its constexprs into run-time values
     if CONSUMERS == 3:
         gl.warp_specialize([
-            (_consume, (gl.constexpr(0), output, q_slots, k_slots, v_slots, o_slots, wanted, barriers, q_scales, k_scales, v_scales, v_means, skipped, batch, row, q_head, first, tiles, key_length, query_length, scale, threshold, HEAD_DIM, KEYS, KEY_GROUP, SKIP, ON_DEMAND, TURNS, CLEAR)),
-            (_consume, (gl.constexpr(1), output, q_slots, k_slots, v_slots, o_slots, wanted, barriers, q_scales, k_scales, v_scales, v_means, skipped, batch, row, q_head, first, tiles, key_length, query_length, scale, threshold, HEAD_DIM, KEYS, KEY_GROUP, SKIP, ON_DEMAND, TURNS, CLEAR)),
-            (_consume, (gl.constexpr(2), output, q_slots, k_slots, v_slots, o_slots, wanted, barriers, q_scales, k_scales, v_scales, v_means, skipped, batch, row, q_head, first, tiles, key_length, query_length, scale, threshold, HEAD_DIM, KEYS, KEY_GROUP, SKIP, ON_DEMAND, TURNS, CLEAR)),
+            (_consume, (gl.constexpr(0), output, q_slots, k_slots, v_slots, o_slots, ones, wanted, barriers, q_scales, k_scales, v_scales, v_means, skipped, batch, row, q_head, first, tiles, key_length, query_length, scale, threshold, HEAD_DIM, KEYS, KEY_GROUP, SKIP, ON_DEMAND, TURNS, SUMMED, CLEAR)),
+            (_consume, (gl.constexpr(1), output, q_slots, k_slots, v_slots, o_slots, ones, wanted, barriers, q_scales, k_scales, v_scales, v_means, skipped, batch, row, q_head, first, tiles, key_length, query_length, scale, threshold, HEAD_DIM, KEYS, KEY_GROUP, SKIP, ON_DEMAND, TURNS, SUMMED, CLEAR)),
+            (_consume, (gl.constexpr(2), output, q_slots, k_slots, v_slots, o_slots, ones, wanted, barriers, q_scales, k_scales, v_scales, v_means, skipped, batch, row, q_head, first, tiles, key_length, query_length, scale, threshold, HEAD_DIM, KEYS, KEY_GROUP, SKIP, ON_DEMAND, TURNS, SUMMED, CLEAR)),
             (produce, (query, key, value, q_slots, k_slots, v_slots, wanted, barriers, batch, row, q_head, kv_head, first, tiles, KEYS, QUANTIZED, ON_DEMAND)),
         ], [4, 4, 1], [CONSUMER_REGISTERS, CONSUMER_REGISTERS, PRODUCER_REGISTERS])  # fmt: skip
     else:
         gl.warp_specialize([
-            (_consume, (gl.constexpr(0), output, q_slots, k_slots, v_slots, o_slots, wanted, barriers, q_scales, k_scales, v_scales, v_means, skipped, batch, row, q_head, first, tiles, key_length, query_length, scale, threshold, HEAD_DIM, KEYS, KEY_GROUP, SKIP, ON_DEMAND, TURNS, CLEAR)),
-            (_consume, (gl.constexpr(1), output, q_slots, k_slots, v_slots, o_slots, wanted, barriers, q_scales, k_scales, v_scales, v_means, skipped, batch, row, q_head, first, tiles, key_length, query_length, scale, threshold, HEAD_DIM, KEYS, KEY_GROUP, SKIP, ON_DEMAND, TURNS, CLEAR)),
+            (_consume, (gl.constexpr(0), output, q_slots, k_slots, v_slots, o_slots, ones, wanted, barriers, q_scales, k_scales, v_scales, v_means, skipped, batch, row, q_head, first, tiles, key_length, query_length, scale, threshold, HEAD_DIM, KEYS, KEY_GROUP, SKIP, ON_DEMAND, TURNS, SUMMED, CLEAR)),
+            (_consume, (gl.constexpr(1), output, q_slots, k_slots, v_slots, o_slots, ones, wanted, barriers, q_scales, k_scales, v_scales, v_means, skipped, batch, row, q_head, first, tiles, key_length, query_length, scale, threshold, HEAD_DIM, KEYS, KEY_GROUP, SKIP, ON_DEMAND, TURNS, SUMMED, CLEAR)),
             (produce, (query, key, value, q_slots, k_slots, v_slots, wanted, barriers, batch, row, q_head, kv_head, first, tiles, KEYS, QUANTIZED, ON_DEMAND)),
         ], [4, 1], [CONSUMER_REGISTERS, PRODUCER_REGISTERS])  # fmt: skip

@@ -47,7 +47,8 @@ def _maximum_or_nan(a, b):
 def _length(key_lengths, batch, tokens):
     if key_lengths is None:
         return tokens
-    return tl.minimum(tl.load(key_lengths + batch), tokens)
+    else:
+        return tl.minimum(tl.load(key_lengths + batch), tokens)
 
 
 @triton.jit

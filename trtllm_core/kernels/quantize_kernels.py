@@ -1,5 +1,4 @@
-"""Fused SAGE quantization of K and V: one pass for the statistics, one for the copies. Q is quantized in the attention
-kernel itself.
+"""Fused SAGE quantization: one pass over K and V for statistics, one over Q, K and V for the copies.
 
 K loses its mean over tokens, per head and channel (SageAttention, arXiv 2410.02367): every score of a query changes by
 the same amount, which softmax does not see. V loses its mean too when it goes to FP8, and gets it back in the result,
@@ -9,8 +8,14 @@ since a row of probabilities sums to one.
 import triton
 import triton.language as tl
 
-from .attention_kernel import E4M3_MAX, INT8_MAX, TINY, _nan_maximum, absolute_maximum, quantize_rows
+from .attention_kernel import _nan_maximum
 
+INT8_MAX = tl.constexpr(127.0)
+E4M3_MAX = tl.constexpr(448.0)
+# Added to every quantization scale: a block of zeros then divides by something, and NaN still comes through.
+TINY = tl.constexpr(1e-30)
+# x + ROUND - ROUND rounds |x| < 2^22 to the nearest even integer.
+ROUND = tl.constexpr(12582912.0)
 # rows of a statistics buffer: mean of K, mean, minimum and maximum of V, and a poison (0, or NaN if V is not finite)
 STATISTICS = tl.constexpr(5)
 
@@ -21,6 +26,23 @@ def _nan_minimum(a, b):
 
 
 @triton.jit
+def absolute_maximum(x, AXIS: tl.constexpr):
+    """max |x| along AXIS; NaN if any is NaN."""
+    return tl.reduce(tl.abs(x), AXIS, _nan_maximum)
+
+
+@triton.jit
+def quantize_to(x, scale, TYPE: tl.constexpr):
+    """x / scale in int8 (to nearest even) or e4m3; |x / scale| must not exceed the type's largest value."""
+    x = x / scale
+    if TYPE == tl.int8:
+        quantized = ((x + ROUND) - ROUND).to(TYPE)
+    else:
+        quantized = x.to(TYPE)
+    return quantized
+
+
+@triton.jit(do_not_specialize=["key_length"])
 def statistics_kernel(
     key, value, partial, key_lengths,
     key_stride_batch, key_stride_row, key_stride_head,
@@ -69,7 +91,7 @@ def statistics_kernel(
     tl.store(partial + 4 * HEAD_DIM, poison, mask=real)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["chunks"])
 def finish_kernel(partial, key_mean, value_mean, value_scale, chunks, HEAD_DIM: tl.constexpr,
                   PADDED_DIM: tl.constexpr, KEY: tl.constexpr, FP8_VALUE: tl.constexpr):
     """Reduce `partial` over chunks for (batch, kv head) `program 0`; key_mean, value_mean, value_scale [.., HEAD_DIM].
@@ -103,54 +125,68 @@ def finish_kernel(partial, key_mean, value_mean, value_scale, chunks, HEAD_DIM: 
         tl.store(value_mean + output, poison, mask=real)
 
 
-@triton.jit
-def quantize_kernel(
-    key, value, key_mean, value_mean, value_scale, key_out, key_scale, value_out, key_lengths,
-    key_stride_batch, key_stride_row, key_stride_head,
-    value_stride_batch, value_stride_row, value_stride_head,
-    key_length, padded_length, key_groups,
-    HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr, BLOCK: tl.constexpr, K_BLOCK: tl.constexpr,
-    FP8_VALUE: tl.constexpr, LENGTHS: tl.constexpr,
+@triton.jit(do_not_specialize=["length", "groups"])
+def quantize_tokens_kernel(
+    source, mean, out, out_scale, lengths,
+    stride_batch, stride_row, stride_head, length, groups,
+    HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr, BLOCK: tl.constexpr, TOKENS: tl.constexpr,
+    MEAN: tl.constexpr, LENGTHS: tl.constexpr,
 ):
-    """Quantize tokens [program 0 * BLOCK, + BLOCK) of kv head `program 1`, batch `program 2`.
+    """Q or K: tokens [program 0 * BLOCK, + BLOCK) of head `program 1`, batch `program 2`, less `mean`, one scale per TOKENS.
 
-    key_out: int8 or e4m3 [batch, kv heads, key_length, HEAD_DIM]; key_scale: float32 [batch, kv heads, key_groups].
-    value_out: e4m3 [batch, kv heads, HEAD_DIM, padded_length], zero past the end, keys 8g+2c+e of each 16 at 4c+2g+e.
+    out: int8 or e4m3 [batch, heads, length, HEAD_DIM]; out_scale: float32 [batch, heads, groups].
     """
-    first = tl.program_id(0) * BLOCK
     head = tl.program_id(1).to(tl.int64)
     batch = tl.program_id(2).to(tl.int64)
     pair = batch * tl.num_programs(1) + head
-    length = key_length
+    real_length = length
     if LENGTHS:
-        length = tl.load(key_lengths + batch)
+        real_length = tl.load(lengths + batch)
+    column = tl.arange(0, PADDED_DIM)
+    real = (column < HEAD_DIM)[None, :]
+    row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    row64 = row.to(tl.int64)[:, None]
+    mask = (row < real_length)[:, None] & real
+    source += batch * stride_batch + head * stride_head
+    x = tl.load(source + row64 * stride_row + column[None, :], mask=mask, other=0.0).to(tl.float32)
+    if MEAN:
+        x -= tl.load(mean + pair * HEAD_DIM + column, mask=column < HEAD_DIM, other=0.0)[None, :]
+        x = tl.where(mask, x, 0.0)
+    TYPE: tl.constexpr = out.dtype.element_ty
+    GROUPS: tl.constexpr = BLOCK // TOKENS
+    x = x.reshape(GROUPS, TOKENS, PADDED_DIM)
+    largest = tl.reduce(absolute_maximum(x, 2), 1, _nan_maximum)
+    scale = largest / (INT8_MAX if TYPE == tl.int8 else E4M3_MAX) + TINY
+    x = quantize_to(x, scale[:, None, None], TYPE).reshape(BLOCK, PADDED_DIM)
+    group = tl.program_id(0) * GROUPS + tl.arange(0, GROUPS)
+    tl.store(out_scale + pair * groups + group, scale, mask=group < groups)
+    tl.store(out + (pair * length + row64) * HEAD_DIM + column[None, :], x, mask=(row < length)[:, None] & real)
+
+
+@triton.jit(do_not_specialize=["length"])
+def quantize_value_kernel(
+    value, mean, scale, out, lengths,
+    stride_batch, stride_row, stride_head, length, padded_length,
+    HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr, BLOCK: tl.constexpr, LENGTHS: tl.constexpr,
+):
+    """V: tokens [program 0 * BLOCK, + BLOCK) of kv head `program 1`, batch `program 2`, (v - mean) / scale per channel.
+
+    out: e4m3 [batch, kv heads, HEAD_DIM, padded_length], zero past the end, keys 8g+2c+e of each 16 at 4c+2g+e.
+    """
+    head = tl.program_id(1).to(tl.int64)
+    batch = tl.program_id(2).to(tl.int64)
+    channel = (batch * tl.num_programs(1) + head) * HEAD_DIM + tl.arange(0, PADDED_DIM)
+    if LENGTHS:
+        length = tl.load(lengths + batch)
     column = tl.arange(0, PADDED_DIM)
     real = column < HEAD_DIM
-    row = first + tl.arange(0, BLOCK)
-    row64 = row.to(tl.int64)
+    row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = (row < length)[:, None] & real[None, :]
-
-    GROUPS: tl.constexpr = BLOCK // K_BLOCK
-    mean = tl.load(key_mean + pair * HEAD_DIM + column, mask=real, other=0.0)
-    key += batch * key_stride_batch + head * key_stride_head
-    k = tl.load(key + row64[:, None] * key_stride_row + column[None, :], mask=mask, other=0.0).to(tl.float32)
-    k = tl.where(mask, k - mean[None, :], 0.0)
-    largest = tl.reduce(absolute_maximum(k.reshape(GROUPS, K_BLOCK, PADDED_DIM), 2), 1, _nan_maximum)
-    TYPE: tl.constexpr = key_out.dtype.element_ty
-    scale = largest / (INT8_MAX if TYPE == tl.int8 else E4M3_MAX) + TINY
-    k = quantize_rows(k.reshape(GROUPS, K_BLOCK, PADDED_DIM), scale[:, None, None], TYPE).reshape(BLOCK, PADDED_DIM)
-    group = tl.program_id(0) * GROUPS + tl.arange(0, GROUPS)
-    tl.store(key_scale + pair * key_groups + group, scale, mask=group < key_groups)
-    tl.store(key_out + (pair * key_length + row64)[:, None] * HEAD_DIM + column[None, :], k,
-             mask=(row < key_length)[:, None] & real[None, :])
-
-    if FP8_VALUE:
-        mean = tl.load(value_mean + pair * HEAD_DIM + column, mask=real, other=0.0)
-        scale = tl.load(value_scale + pair * HEAD_DIM + column, mask=real, other=1.0)
-        value += batch * value_stride_batch + head * value_stride_head
-        v = tl.load(value + row64[:, None] * value_stride_row + column[None, :], mask=mask, other=0.0).to(tl.float32)
-        v = tl.where(mask, v - mean[None, :], 0.0)
-        v = quantize_rows(v, scale[None, :], tl.float8e4nv)
-        v = v.reshape(BLOCK // 16, 2, 4, 2, PADDED_DIM).permute(0, 2, 1, 3, 4).reshape(BLOCK, PADDED_DIM)
-        position = (pair * HEAD_DIM + column)[:, None] * padded_length + row64[None, :]
-        tl.store(value_out + position, v.T, mask=real[:, None] & (row < padded_length)[None, :])
+    value += batch * stride_batch + head * stride_head
+    v = tl.load(value + row.to(tl.int64)[:, None] * stride_row + column[None, :], mask=mask, other=0.0).to(tl.float32)
+    v -= tl.load(mean + channel, mask=real, other=0.0)[None, :]
+    v = tl.where(mask, v, 0.0)
+    v = quantize_to(v, tl.load(scale + channel, mask=real, other=1.0)[None, :], tl.float8e4nv)
+    v = v.reshape(BLOCK // 16, 2, 4, 2, PADDED_DIM).permute(0, 2, 1, 3, 4).reshape(BLOCK, PADDED_DIM)
+    tl.store(out + channel[:, None] * padded_length + row[None, :], v.T,
+             mask=real[:, None] & (row < padded_length)[None, :])
