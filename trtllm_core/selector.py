@@ -121,7 +121,8 @@ def _explicit(name: str, request: Request, device: Device, source: str) -> Selec
     if reasons:
         if backend != name:
             reasons = (*warnings, *(f"{backend}: {reason}" for reason in reasons))
-        raise Unavailable(name, reasons, _advice(request, device))
+        advice = (_advice(request, device), *_cast_warning(backend, request))
+        raise Unavailable(name, reasons, ". ".join(advice))
     cast = _cast_warning(backend, request)
     return Selection(backend, source, device.label, warnings=warnings + cast)
 
