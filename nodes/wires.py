@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from ..trtllm_core.calibration import Calibration
 from ..trtllm_core.gate import TimestepGate
 from ..trtllm_core.specs import AttentionSpec, AttnQuantSpec, SkipSoftmaxSpec
 from ..trtllm_core.stats import RunStats
+
+if TYPE_CHECKING:
+    from .hook.run import PatchRun
 
 
 @dataclass(frozen=True)
@@ -72,11 +76,17 @@ class IgnoreList:
 
 @dataclass
 class StatsHolder:
-    """TRTLLM_STATS: the runs of one patched model since its patch was made, newest last."""
+    """TRTLLM_STATS: the runs of one patched model since its patch was made, newest last.
+
+    patch: whose runs they are, for its settings and device. wanted: a report was made of them, so
+    further runs count tiles even if the patch was made before the report was linked.
+    """
 
     description: str = ""
     runs: list[RunStats] = field(default_factory=list)
     keep: int = 8
+    patch: PatchRun | None = None
+    wanted: bool = False
 
     def __deepcopy__(self, memo):
         return self

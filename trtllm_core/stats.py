@@ -11,12 +11,18 @@ from dataclasses import dataclass, field
 
 import torch
 
+from .call_times import CallTimes
+
 COUNTERS_PER_CHUNK = 4096
 
 
 @dataclass(slots=True)
 class SiteStats:
-    """One layer in one role at one step. `skipped_tiles` is None while it is unknown or was not counted."""
+    """One layer in one role at one step. `skipped_tiles` and `seconds` are None where not measured.
+
+    work: floating point operations of the two matrix products of all calls, done or skipped;
+    sparse_work: of the calls that may skip tiles.
+    """
 
     layer: str
     role: str
@@ -26,6 +32,9 @@ class SiteStats:
     sparse_calls: int = 0
     total_tiles: int = 0
     skipped_tiles: int | None = None
+    work: int = 0
+    sparse_work: int = 0
+    seconds: float | None = None
     backends: Counter = field(default_factory=Counter)
 
     @property
@@ -39,11 +48,14 @@ class SiteStats:
 class RunStats:
     """The counters of one run.
 
-    count_tiles: whether skipped tiles are counted too; costs one atomic addition per thread block.
+    count_tiles: whether skipped tiles are counted and calls timed too; costs one atomic addition
+    per thread block and two events per call. steps: how many the sampler's schedule has.
     """
 
-    def __init__(self, count_tiles: bool = False):
+    def __init__(self, count_tiles: bool = False, steps: int = 0):
         self.count_tiles = count_tiles
+        self.steps = steps
+        self.times = CallTimes() if count_tiles else None
         self.sites: dict[tuple[str, str, int], SiteStats] = {}
         self.declined: Counter = Counter()
         self.finished = False
@@ -84,6 +96,9 @@ class RunStats:
             self.sites[key].skipped_tiles = int(counter)
         self._counters.clear()
         self._chunk = None
+        if self.times is not None:
+            for key, seconds in self.times.read().items():
+                self.sites[key].seconds = seconds
         self.finished = True
 
     @property

@@ -90,12 +90,17 @@ class LayerAttention:
         )
         run.observe(self, call)
         order = self._prepare_skipping(plan, call)
+        times = None if run.stats is None else run.stats.times
+        device = call.query.device
+        started = None if times is None else times.start(device)
         try:
             out = plan.run(call, order=order, masks=run.masks, layer=self.layer)
         except (torch.OutOfMemoryError, Refused):
             raise  # ComfyUI frees memory and says so; a refusal is the user's to read
         except Exception as error:  # whatever a kernel raises, sampling goes on
             return run.failed(self, plan, call, error, decline)
+        if started is not None:
+            times.stop((self.layer, self.role, run.clock.step), started, device)
         if arguments.get("skip_output_reshape", False):
             return out.transpose(1, 2)
         return out.reshape(batch, query_length, heads * dim)
@@ -112,12 +117,15 @@ class LayerAttention:
         if stats is not None:
             site = stats.site(self.layer, self.role, clock.step, clock.timestep)
             site.calls += 1
+            work = 4 * call.query.numel() * call.key.shape[1]
+            site.work += work
             site.backends[route.label(call)] += 1
         if sparse:
             call.threshold = threshold_of(plan.spec, call.key.shape[1], self.settings.calibration)
             order = run.token_order(call.query, call.key)
             if site is not None:
                 site.sparse_calls += 1
+                site.sparse_work += work
                 if stats.count_tiles and route.tile_count is not None:
                     call.skipped = stats.counter(site, call.query.device)
                     site.total_tiles += route.tile_count(call)

@@ -53,6 +53,7 @@ class PatchRun:
         self.cubes = token_order == "cubes"
         self.kv_order = "own_first" if self.cubes else "sequential"
         self.holder = holder
+        holder.patch = self
         self.count_tiles = count_tiles
         self.clock = Clock()
         self.stats: RunStats | None = None
@@ -153,7 +154,8 @@ class PatchRun:
     def start(self, sigmas) -> None:
         """Begin a sampling run."""
         self.clock.start(sigmas)
-        self.stats = RunStats(self.count_tiles)
+        count_tiles = self.count_tiles or self.holder.wanted
+        self.stats = RunStats(count_tiles, len(self.clock.schedule) - 1)
 
     def finish(self) -> None:
         """End the run: read the counters once and let every tensor of it go."""
