@@ -54,10 +54,11 @@ def read_json(text: str, origin: str) -> dict:
     try:
         value = json.loads(text, object_pairs_hook=_unique)
     except json.JSONDecodeError as error:
+        hint = "" if '"' in text else " (in a shell, JSON belongs in single quotes)"
         near = text[max(0, error.pos - 20) : error.pos + 20].replace("\n", " ")
         raise ValueError(
             f"{origin} is not valid JSON: {error.msg} at line {error.lineno}, column {error.colno}"
-            f", near {near!r}"
+            f", near {near!r}{hint}"
         ) from None
     if not isinstance(value, dict):
         raise ValueError(f"{origin} must be a JSON object, not {type(value).__name__}")

@@ -151,63 +151,73 @@ def _documented_fallback(
 
 
 def _auto_lossy(request: Request, device: Device, mask_free: bool) -> Selection:
+    """The best backend that can do all of what is asked."""
     names = LOSSY if device.type != "cpu" else ("REFERENCE",)
-    passed_over = []
+    found = []
     for name in names:
         reasons = backends.reasons(name, request, device)
-        if name == "TRTLLM_ATTN" and not mask_free:
-            reasons += ("it cannot honour an attention mask, and this model may pass one",)
-        if not reasons:
-            detail = f"{device.label}, {_asked(request.spec)}"
-            cast = _cast_warning(name, request)
-            return Selection(name, AUTO, detail, tuple(passed_over), cast)
-        passed_over += (f"{name}: {reason}" for reason in reasons)
-    raise Unavailable(f"auto with {_asked(request.spec)}", tuple(passed_over))
+        found.append((name, reasons + _mask_reasons(name, mask_free)))
+    name, passed_over, warnings = _first_able(found, device)
+    if name is None:
+        asked = f"auto with {_asked(request.spec)}"
+        raise Unavailable(asked, passed_over, _advice(request, device))
+    detail = f"{device.label}, {_asked(request.spec)}"
+    return Selection(name, AUTO, detail, passed_over, warnings + _cast_warning(name, request))
 
 
 def _auto_dense(request: Request, device: Device, mask_free: bool) -> Selection:
-    family = device.family
-    passed_over, broken = [], []
-    for name in PLATFORMS.get(family, ()):
-        reasons = backends.reasons(name, request, device)
-        reasons += _platform_reasons(name, request, device, mask_free)
+    """The platform's default; TORCH_SDPA ends every list."""
+    found = []
+    for name in PLATFORMS.get(device.family, ()):
+        reasons = backends.reasons(name, request, device) + _mask_reasons(name, mask_free)
+        found.append((name, reasons + _platform_reasons(name, request, device)))
+    found.append(("TORCH_SDPA", backends.reasons("TORCH_SDPA", request, device)))
+    name, passed_over, warnings = _first_able(found, device)
+    if name is None:
+        raise Unavailable("auto", passed_over, _advice(request, device))
+    return Selection(name, PLATFORM_DEFAULT, _detail(name, request, device), passed_over, warnings)
+
+
+def _first_able(
+    found: list[tuple[str, tuple[str, ...]]], device: Device
+) -> tuple[str | None, tuple[str, ...], tuple[str, ...]]:
+    """The first name without reasons, the reasons of those before it, and which of them broke."""
+    passed_over, warnings = [], []
+    for name, reasons in found:
         if not reasons:
-            detail = _detail(name, family, request, device)
-            return Selection(name, PLATFORM_DEFAULT, detail, tuple(passed_over), tuple(broken))
+            return name, tuple(passed_over), tuple(warnings)
         passed_over += (f"{name}: {reason}" for reason in reasons)
         if name in device.broken:
-            broken.append(f"{name} would be the default here, but {device.broken[name]}")
-    reasons = backends.reasons("TORCH_SDPA", request, device)
-    if reasons:
-        raise Unavailable("auto", (*passed_over, *(f"TORCH_SDPA: {reason}" for reason in reasons)))
-    return Selection(
-        "TORCH_SDPA", PLATFORM_DEFAULT, device.label, tuple(passed_over), tuple(broken)
-    )
+            warnings.append(f"{name} would be chosen here, but {device.broken[name]}")
+    return None, tuple(passed_over), tuple(warnings)
 
 
-def _platform_reasons(
-    name: str, request: Request, device: Device, mask_free: bool
-) -> tuple[str, ...]:
+def _mask_reasons(name: str, mask_free: bool) -> tuple[str, ...]:
+    if name == "TRTLLM_ATTN" and not mask_free:
+        return ("it cannot honour an attention mask, and this model may pass one",)
+    return ()
+
+
+def _platform_reasons(name: str, request: Request, device: Device) -> tuple[str, ...]:
     """Why auto passes over a backend that would run if it were named."""
     reasons = []
-    if name == "TRTLLM_ATTN":
-        if request.head_dim is None:
-            reasons.append("the head size is not known")
-        if not mask_free:
-            reasons.append("it cannot honour an attention mask, and this model may pass one")
+    if name == "TRTLLM_ATTN" and request.head_dim is None:
+        reasons.append("the head size is not known")
     if name == "CUDNN_ATTN" and (device.cudnn or 0) < CUDNN_MINIMUM:
         reasons.append(f"cuDNN {CUDNN_MINIMUM} or newer is wanted, found {device.cudnn}")
     is_blackwell = device.family in (DATACENTER_BLACKWELL, WORKSTATION_BLACKWELL)
     if name == "FLASH_ATTN" and is_blackwell and not device.has("flash-attn-4", FA4_MINIMUM):
         reasons.append(f"on Blackwell auto wants flash-attn-4 {FA4_MINIMUM} or newer")
-    reasons += _cast_warning(name, request)
-    return tuple(reasons)
+    return (*reasons, *_cast_warning(name, request))
 
 
-def _detail(name: str, family: str, request: Request, device: Device) -> str:
+def _detail(name: str, request: Request, device: Device) -> str:
+    """What decided for the platform's default, in the words of vLLM-Omni's log line."""
+    if name == "TORCH_SDPA":
+        return device.label
     if name == "TRTLLM_ATTN":
-        return f"{family} {device.arch}, head_dim {request.head_dim}"
-    generation = family.split()[-1]
+        return f"{device.family} {device.arch}, head_dim {request.head_dim}"
+    generation = device.family.split()[-1]
     if name == "CUDNN_ATTN":
         return f"{generation} {device.arch}, cuDNN {device.cudnn}"
     return f"{generation} {device.arch}"

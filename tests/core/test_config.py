@@ -258,6 +258,10 @@ ERRORS = {
     "broken JSON": ('{"default": {"backend": "TORCH_SDPA",}}', "line 1, column 38, near"),
     "broken JSON, later line": ('{"default":\n  {backend: 1}}', "line 2, column 4"),
     "broken JSON of the flag": (CONFIG + " '{\"default\": }'", "is not valid JSON: .*column 13"),
+    "JSON without quotes around it": (
+        CONFIG + ' {"default":{"backend":"FLASH_ATTN"}}',
+        "JSON belongs in single quotes",
+    ),
     "JSON that is no object": ([CONFIG, "[]"], "must be a JSON object, not list"),
     "a string for a spec": ({"default": "FLASH_ATTN"}, 'must be an object such as {"backend"'),
     "a list of roles": ({"per_role": ["cross"]}, "per_role=.* must be an object"),

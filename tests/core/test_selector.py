@@ -139,6 +139,15 @@ def test_a_refusal_names_what_could_run_instead():
         select(AttentionSpec("TRTLLM_ATTN"), device_of("H200", "cudnn"), head_dim=64, mask="any")
 
 
+def test_a_quant_block_that_no_default_reads_names_who_does():
+    spec = AttentionSpec(quant=AttnQuantSpec(dtype_qk="float16"))
+    device = device_of("H200", "flashinfer flash-attn")
+    with pytest.raises(
+        Unavailable, match=r"auto cannot run: .*On H200 \(sm_90\) FLASHINFER_ATTN can"
+    ):
+        select(spec, device, head_dim=128)
+
+
 def test_case_04_an_unsupported_head_size_is_refused_when_planned_and_auto_goes_on():
     device = device_of("H200", "flash-attn triton")
     assert select(AttentionSpec(), device, head_dim=160).backend == "FLASH_ATTN"

@@ -8,7 +8,6 @@ import torch.nn.functional as F
 from ..masks import with_lengths
 from . import AttentionCall
 
-
 # Some of PyTorch's CUDA kernels fail on larger batches; ComfyUI splits at the same size.
 BATCH_LIMIT = 2**15
 
