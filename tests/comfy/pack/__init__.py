@@ -6,6 +6,7 @@ from .conditioning import TestConditioning, TestTrainedConditioning
 from .foreign import TestForeignForward, TestForeignOverride, TestForeignReport, TestForwards
 from .memory import TestMemoryReport, TestWatchStorages
 from .probe import TestProbe, TestProbeReport
+from .real_shape import TestRandomWan, TestStepTimes, TestStepTimesReport
 from .stats import TestStatsReport
 
 
@@ -21,6 +22,9 @@ class TestExtension(ComfyExtension):
             TestWatchStorages,
             TestMemoryReport,
             TestStatsReport,
+            TestRandomWan,
+            TestStepTimes,
+            TestStepTimesReport,
             TestForeignForward,
             TestForeignOverride,
             TestForeignReport,
