@@ -259,7 +259,7 @@ class TestWhichFlashAttention:
         module = loaded("FLASH_ATTN", gpu(BLACKWELL, "flash-attn", "flash-attn-4"))
         module.run(AttentionCall(*tensors(), scale=0.1))
         assert self.library.calls == ["FA2"]
-        assert "goes on without flash-attn-4: flash_attn.cute cannot be imported" in caplog.text
+        assert "FLASH_ATTN runs FlashAttention 2: flash_attn.cute cannot be imported" in caplog.text
 
     def test_two_generations_in_one_machine_keep_their_own(self, monkeypatch):
         for capability in (BLACKWELL, ADA):

@@ -53,22 +53,25 @@ def load(device: Device) -> None:
     """Import the best library, and the next one where the best does not cover every head size."""
     if device.capability in _libraries:
         return
-    found, failed = [], []
+    found, missing, broken = [], [], []
     for package in REQUIREMENTS.any_package:
+        if not package.is_for(device):
+            continue
         reason = package.reason(device)
         if reason is not None:
-            failed.append(reason)
+            missing.append(reason)
             continue
         try:
             found.append(_LOADERS[package.name]())
         except Unavailable as error:
-            failed += error.reasons
-            log.warning("FLASH_ATTN goes on without %s: %s", package.name, "; ".join(error.reasons))
+            broken += error.reasons
             continue
         if found[-1].head_dim_max >= REQUIREMENTS.head_dim_max:
             break
     if not found:
-        raise Unavailable(REQUIREMENTS.backend, tuple(failed))
+        raise Unavailable(REQUIREMENTS.backend, (*broken, *missing))
+    for reason in broken:
+        log.warning("FLASH_ATTN runs %s: %s", found[0].name, reason)
     _libraries[device.capability] = tuple(found)
 
 
