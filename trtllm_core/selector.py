@@ -161,7 +161,7 @@ def _auto_lossy(request: Request, device: Device, mask_free: bool) -> Selection:
     if name is None:
         asked = f"auto with {_asked(request.spec)}"
         raise Unavailable(asked, passed_over, _advice(request, device))
-    detail = f"{device.label}, {_asked(request.spec)}"
+    detail = f"{_generation(device)}, {_asked(request.spec)}"
     return Selection(name, AUTO, detail, passed_over, warnings + _cast_warning(name, request))
 
 
@@ -213,14 +213,15 @@ def _platform_reasons(name: str, request: Request, device: Device) -> tuple[str,
 
 def _detail(name: str, request: Request, device: Device) -> str:
     """What decided for the platform's default, in the words of vLLM-Omni's log line."""
-    if name == "TORCH_SDPA":
-        return device.label
     if name == "TRTLLM_ATTN":
         return f"{device.family} {device.arch}, head_dim {request.head_dim}"
-    generation = device.family.split()[-1]
     if name == "CUDNN_ATTN":
-        return f"{generation} {device.arch}, cuDNN {device.cudnn}"
-    return f"{generation} {device.arch}"
+        return f"{_generation(device)}, cuDNN {device.cudnn}"
+    return _generation(device)
+
+
+def _generation(device: Device) -> str:
+    return f"{device.family.split()[-1]} {device.arch}" if device.family else device.label
 
 
 def _cast_warning(name: str, request: Request) -> tuple[str, ...]:

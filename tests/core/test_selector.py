@@ -174,7 +174,7 @@ def test_selection_never_depends_on_this_machine(monkeypatch):
         ("RTX 5090", "cudnn", "128", "CUDNN_ATTN (Blackwell sm_120, cuDNN 91002)"),
         ("B200", "flashinfer", "128", "TRTLLM_ATTN (datacenter Blackwell sm_100, head_dim 128)"),
         ("H200", "flash-attn", "128", "FLASH_ATTN (Hopper sm_90)"),
-        ("H200", "", "128", "SDPA (H200 (sm_90))"),
+        ("H200", "", "128", "SDPA (Hopper sm_90)"),
     ],
 )
 def test_documented_line_of_a_default(gpu, installed, call, line):
