@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from comfy_api.latest import io
 
-from ..trtllm_core.config import AttentionConfig
+from ..trtllm_core.config import AttentionConfig, environment
 from ..trtllm_core.specs import AttentionSpec
 from .schema import (
     BackendType,
@@ -27,7 +27,8 @@ class TRTLLMAttentionConfig(io.ComfyNode):
             "TRTLLMAttentionConfig",
             "Attention Config (JSON)",
             "Reads vLLM-Omni's attention configuration, as JSON, dotted flags or a whole command "
-            "line, and gives the same settings as wires for the patch.",
+            "line, and gives the same settings as wires for the patch. The environment variable "
+            "DIFFUSION_ATTENTION_BACKEND counts where nothing here names a backend.",
             search_aliases=("vllm", "vllm-omni", "json"),
             inputs=[
                 io.String.Input(
@@ -51,7 +52,7 @@ class TRTLLMAttentionConfig(io.ComfyNode):
 
     @classmethod
     def execute(cls, config, calibration=None, ignore=None) -> io.NodeOutput:
-        parsed = AttentionConfig.parse(config)
+        parsed = AttentionConfig.parse(config, environment())
         patterns = ignore.patterns if ignore else ()
         default = parsed.default or AttentionSpec()
         roles = Roles(
