@@ -56,19 +56,27 @@ def too_old(feature: str, minimum: str, device: Device) -> tuple[str, ...]:
     return (f"{feature} needs flashinfer {minimum} or newer, found {version}",)
 
 
-def build(backend: str, what: str, specification: Callable[[], object], load: Callable[[], object], advice: str):
-    """What `load` returns: FlashInfer's module `what`, compiled first if this machine lacks it.
+def build(
+    backend: str,
+    what: str,
+    load: Callable[[], object],
+    advice: str,
+    recipe: Callable[[], object] | None = None,
+):
+    """What `load` returns, which makes FlashInfer compile `what` first if this machine lacks it.
 
-    specification: makes FlashInfer's build recipe, read for whether and how much is to be compiled.
-    Says so before, and how far it is meanwhile. A failure is remembered and raised again, as
-    `Unavailable` with `advice`.
+    recipe: makes FlashInfer's build recipe, read for whether and how much is to be compiled. Says so
+    before, and how far it is meanwhile. A failure is remembered and raised again, as `Unavailable`
+    with `advice`.
     """
     key = (backend, what)
     if _built.get(key) is not None:
         raise _built[key]
     try:
-        with _progress(backend, what, specification()) if key not in _built else contextlib.nullcontext():
+        with contextlib.nullcontext() if key in _built else _progress(backend, what, recipe):
             module = load()
+    except torch.OutOfMemoryError:
+        raise
     except Exception as error:  # nvcc, ninja, a download, a driver: anything may be missing
         _built[key] = Unavailable(backend, (f"{what} could not be built: {said(error)}",), advice)
         raise _built[key] from error
@@ -85,34 +93,38 @@ def said(error: Exception, limit: int = 400) -> str:
 
 
 @contextlib.contextmanager
-def _progress(backend: str, what: str, specification):
+def _progress(backend: str, what: str, recipe: Callable[[], object] | None):
     """Announce a compilation of several minutes, and count its finished files while it runs."""
-    if getattr(specification, "is_compiled", True):
+    if recipe is None:
+        log.info("%s: loading %s, compiled first if this machine lacks them (a minute)", backend, what)
+        yield
+        return
+    specification = recipe()
+    if specification.is_compiled:
         yield
         return
     files = len(specification.sources)
     cores = min(int(os.environ.get("MAX_JOBS", 0)) or os.cpu_count() or 1, files)
-    minutes = files * SECONDS_PER_FILE / cores / 60
+    minutes = max(1.0, files * SECONDS_PER_FILE / cores / 60)
     log.info(
-        "%s: compiling %s, %d files on %d cores, about %.0f min; once per machine",
-        *(backend, what, files, cores, max(minutes, 1)),
+        "%s: compiling %s once for this machine: %d files on %d cores, about %.0f min",
+        *(backend, what, files, cores, minutes),
     )
     folder = Path(specification.jit_library_path).parent
-    start, done = time.monotonic(), threading.Event()
+    begin, clock, done = time.time(), time.monotonic(), threading.Event()
 
     def watch():
         while not done.wait(PROGRESS_SECONDS):
-            finished = sum(path.stat().st_mtime >= wall for path in folder.glob("*.o"))
-            seconds = time.monotonic() - start
+            finished = sum(path.stat().st_mtime >= begin for path in folder.glob("*.o"))
+            seconds = time.monotonic() - clock
             log.info("%s: %d of %d files compiled after %.0f s", backend, finished, files, seconds)
 
-    wall = time.time()
     threading.Thread(target=watch, daemon=True).start()
     try:
         yield
     finally:
         done.set()
-    log.info("%s: compiled in %.1f min", backend, (time.monotonic() - start) / 60)
+    log.info("%s: compiled in %.1f min", backend, (time.monotonic() - clock) / 60)
 
 
 def workspace(device: torch.device, size: int) -> torch.Tensor:

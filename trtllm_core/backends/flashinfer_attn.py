@@ -34,7 +34,7 @@ KERNELS = ("auto", "fa2", "fa3")
 TORCH_DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 
 # Filled by `load`.
-_prefill = _module = _recipe = _choose = _fp8_prefill = None
+_prefill = _choose = _fp8_prefill = None
 _prepared: set[tuple] = set()
 _masks = MaskReader()
 
@@ -80,10 +80,9 @@ def _fp8_refusals(request: Request, device: Device) -> list[str]:
 
 def load(device: Device) -> None:
     """Import the prefill function; of the FP8 kernel only where it can run."""
-    global _prefill, _module, _recipe, _choose, _fp8_prefill
+    global _prefill, _choose, _fp8_prefill
     backend = REQUIREMENTS.backend
-    names = ("single_prefill_with_kv_cache", "get_single_prefill_module", "gen_single_prefill_module")
-    _prefill, _module, _recipe = import_names(backend, "flashinfer.prefill", *names)
+    (_prefill,) = import_names(backend, "flashinfer.prefill", "single_prefill_with_kv_cache")
     (_choose,) = import_names(backend, "flashinfer.utils", "determine_attention_backend")
     if device.capability == FP8_CAPABILITY and device.has("flashinfer", FP8_VERSION):
         module = "flashinfer.attention.cute_dsl"
@@ -122,13 +121,15 @@ def _prepared_kernel(call: AttentionCall, dtype: torch.dtype, asked: str | None)
     if masked and kernel == "fa3":
         raise ValueError("FlashInfer's fa3 kernels drop a mask: leave quant.flashinfer_backend to auto")
     head_dim = call.query.shape[-1]
-    key = (kernel, dtype, head_dim)
+    key = (kernel, dtype, head_dim, masked)
     if key not in _prepared:
-        # FlashInfer keeps modules by these very arguments: no positions, window, cap or fp16 QK
-        arguments = (kernel, dtype, dtype, dtype, head_dim, head_dim, 0, False, False, False)
-        what = f"the {kernel} kernels for {str(dtype).removeprefix('torch.')} and head size {head_dim}"
+        token = torch.zeros(1, 1, head_dim, dtype=dtype, device=call.query.device)
+        features = {"custom_mask": torch.ones(1, 1, dtype=torch.bool, device=token.device)} if masked else {}
         build(
-            REQUIREMENTS.backend, what, lambda: _recipe(*arguments), lambda: _module(*arguments), COMPILER
+            REQUIREMENTS.backend,
+            f"{kernel} kernels for {'masks, ' if masked else ''}{str(dtype).removeprefix('torch.')}, head size {head_dim}",
+            lambda: _prefill(token, token, token, backend=kernel, **features),
+            COMPILER,
         )
         _prepared.add(key)
     return kernel

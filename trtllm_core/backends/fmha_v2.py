@@ -54,9 +54,9 @@ def prepare(dtype: torch.dtype) -> None:
         build(
             REQUIREMENTS.backend,
             what,
-            lambda: _recipe(LAYOUT, dtype, None),
             lambda: _module(LAYOUT, dtype, None),
             COMPILER,
+            lambda: _recipe(LAYOUT, dtype, None),
         )
         _prepared.add(dtype)
 

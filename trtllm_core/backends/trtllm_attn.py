@@ -71,7 +71,7 @@ def load(device: Device) -> None:
     global _attention, _quantize, _keywords
     names = ("trtllm_ragged_attention_deepseek", "get_trtllm_gen_fmha_module", "gen_trtllm_gen_fmha_module")
     attention, module, recipe = import_names(REQUIREMENTS.backend, "flashinfer.prefill", *names)
-    build(REQUIREMENTS.backend, "FlashInfer's trtllm-gen launcher", recipe, module, BINARIES)
+    build(REQUIREMENTS.backend, "FlashInfer's trtllm-gen launcher", module, BINARIES, recipe)
     if device.has("flashinfer", SAGE_VERSION):
         (_quantize,) = import_names(REQUIREMENTS.backend, "flashinfer.prefill", "trtllm_sage_attention_quantize")
         _keywords = frozenset(inspect.signature(_quantize).parameters)

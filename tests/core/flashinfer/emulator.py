@@ -57,8 +57,11 @@ class Recipe:
     def build_and_load(self):
         return self.module
 
-    def get_library_path(self):
+    def get_library_path(self):  # up to 0.6.18
         return self.jit_library_path
+
+    def get_library_paths(self):
+        return (self.jit_library_path,)
 
 
 @contextlib.contextmanager
@@ -240,7 +243,7 @@ class Prefill:
     """single_prefill.cu (fa2) and single_prefill_sm90.cu (fa3), which take strides from the tensors."""
 
     def __init__(self, backend, dtype_q, dtype_kv, dtype_o, dim_qk, dim_vo, *options):
-        assert options == (0, False, False, False) and dim_qk == dim_vo
+        assert options[0] == 0 and not any(options) and dim_qk == dim_vo
         self.backend, self.dtypes = backend, (dtype_q, dtype_kv, dtype_kv, dtype_o)
 
     @compiled
@@ -275,35 +278,34 @@ class Packing:
 def attend(q, k, v, scale, threshold, tile, causal=False, keep=None, quantize_p=False):
     """float64 attention over tiles, [tokens, heads, dim] each; skips as the CUDA sources do."""
     groups = q.shape[1] // k.shape[1]
-    out = torch.full_like(q, math.nan)
-    for head in range(q.shape[1]):
-        scores = scale * q[:, head] @ k[:, head // groups].T
-        if causal:
-            scores = scores.masked_fill(torch.ones_like(scores).triu(1 + len(k) - len(q)) > 0, -math.inf)
-        if keep is not None:
-            scores = scores.masked_fill(~keep, -math.inf)
-        for row in range(0, len(q), tile[0]):
-            out[row : row + tile[0], head] = _tile_row(
-                scores[row : row + tile[0]], v[:, head // groups], threshold, tile[1], quantize_p
-            )
-    return out
+    q = q.transpose(0, 1)  # [heads, tokens, dim]
+    k, v = (x.transpose(0, 1).repeat_interleave(groups, 0) for x in (k, v))
+    scores = scale * q @ k.transpose(1, 2)
+    if causal:
+        scores = scores.masked_fill(torch.ones_like(scores).triu(1 + k.shape[1] - q.shape[1]) > 0, -math.inf)
+    if keep is not None:
+        scores = scores.masked_fill(~keep, -math.inf)
+    rows = [_query_tile(part, v, threshold, tile[1], quantize_p) for part in scores.split(tile[0], 1)]
+    return torch.cat(rows, 1).transpose(0, 1)
 
 
-def _tile_row(scores, values, threshold, width, quantize_p):
+def _query_tile(scores, values, threshold, width, quantize_p):
+    """One tile of queries, all heads side by side; each head decides for itself what it skips."""
     peak = total = result = None
-    for start in range(0, scores.shape[1], width):
-        part = scores[:, start : start + width]
-        tile_peak = part.max(1).values
+    for part, value in zip(scores.split(width, 2), values.split(width, 1)):
+        tile_peak = part.max(2).values
         if peak is None:
-            peak, total, result = tile_peak, torch.zeros_like(tile_peak), 0.0
-        elif bool(((tile_peak - peak).exp() < threshold).all()):
-            continue
+            peak, total, result = tile_peak, torch.zeros_like(tile_peak), torch.zeros_like(scores[:, :, :1])
+            skip = torch.zeros(len(scores), 1, dtype=torch.bool)
+        else:
+            skip = ((tile_peak - peak).exp() < threshold).all(1, keepdim=True)
         new_peak = torch.maximum(peak, tile_peak)
-        p = (part - new_peak[:, None]).exp().nan_to_num(0.0)
+        p = (part - new_peak[..., None]).exp().nan_to_num(0.0)
         decay = (peak - new_peak).exp().nan_to_num(1.0)
-        total = total * decay + p.sum(1)
+        new_total = total * decay + p.sum(2)
         if quantize_p:
             p = (p * 448).to(torch.float8_e4m3fn).double() / 448
-        result = result * decay[:, None] + p @ values[start : start + width]
-        peak = new_peak
-    return result / total[:, None]
+        new_result = result * decay[..., None] + p @ value
+        peak, total = torch.where(skip, peak, new_peak), torch.where(skip, total, new_total)
+        result = torch.where(skip[..., None], result, new_result)
+    return result / total[..., None]

@@ -1,0 +1,134 @@
+"""FMHA_V2 on a Hopper GPU: compile minutes, milliseconds and error of dense and Skip-Softmax.
+
+    python benchmarks/fmha_v2_bench.py                  table of times and errors
+    python benchmarks/fmha_v2_bench.py --compile DTYPE  only compile, and say how long it took
+
+Prints Markdown; refuses to report where an output is wrong.
+"""
+
+import argparse
+import logging
+import statistics
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import torch  # noqa: E402
+
+from benchmarks.workload import GRIDS, SampledRows, video_heads  # noqa: E402
+from trtllm_core.backends import AttentionCall, fmha_v2  # noqa: E402
+from trtllm_core.device import Device  # noqa: E402
+from trtllm_core.token_order import TokenOrder  # noqa: E402
+
+HEADS = 40
+DENSE_LIMIT = 5e-3
+SKIP_LIMIT = 0.2
+THRESHOLDS = (None, 0.01, 0.05)
+
+
+def milliseconds(call, repeats=5):
+    """Median of `repeats` runs after two to warm up, by CUDA events; and the last output."""
+    times = []
+    for i in range(repeats + 2):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        out = call()
+        end.record()
+        torch.cuda.synchronize()
+        if i >= 2:
+            times.append(start.elapsed_time(end))
+    return statistics.median(times), out
+
+
+def adapter(query, key, value, threshold=None):
+    return fmha_v2.run(AttentionCall(query, key, value, scale=128**-0.5, threshold=threshold))
+
+
+def direct(query, key, value):
+    """FlashInfer's function with everything prepared, for what the adapter adds."""
+    tokens = query.shape[1]
+    starts = torch.tensor([0, tokens], dtype=torch.int32, device=query.device)
+    q, k, v = (x[0] for x in (query, key, value))
+    buffer = torch.zeros(16 << 20, dtype=torch.uint8, device=query.device)
+    return lambda: fmha_v2._attention(
+        (q, k, v), "SEPARATE_Q_K_V", buffer, starts[1:], tokens, tokens, 128**-0.5, 1.0, 1, starts, starts,
+        mask_mode="padding",
+    )  # fmt: skip
+
+
+def row(*cells):
+    print("| " + " | ".join(str(c) for c in cells) + " |", flush=True)
+
+
+def report(name, tokens, milliseconds_, error, limit):
+    if not error <= limit:
+        sys.exit(f"{name} at {tokens} tokens is wrong: relative error {error:.3g} over {limit:g}")
+    row(name, f"{tokens:,}", f"{milliseconds_:.1f}", f"{error:.1e}")
+
+
+def table(grids):
+    row("kernel", "tokens", "ms", "error")
+    row(*["---"] * 4)
+    for grid in grids:
+        query, key, value = video_heads(grid, HEADS)
+        tokens = query.shape[1]
+        rows = SampledRows(query, key, value)
+        order = TokenOrder(grid, device="cuda")
+        cubes = tuple(order.apply(x) for x in (query, key, value))
+        for threshold in THRESHOLDS:
+            name = "FMHA_V2 dense" if threshold is None else f"FMHA_V2 λ={threshold:g}"
+            limit = DENSE_LIMIT if threshold is None else SKIP_LIMIT
+            for kind, tensors in (("raster", (query, key, value)), ("cubes", cubes)):
+                taken, out = milliseconds(lambda: adapter(*tensors, threshold))
+                out = order.undo(out) if kind == "cubes" else out
+                report(f"{name}, {kind}", tokens, taken, rows.error(out), limit)
+        taken, _ = milliseconds(lambda: order.undo(adapter(*(order.apply(x) for x in (query, key, value)), 0.05)))
+        row("FMHA_V2 λ=0.05, cubes, permuting included", f"{tokens:,}", f"{taken:.1f}", "as above")
+        taken, out = milliseconds(direct(query, key, value))
+        report("FlashInfer called directly, dense", tokens, taken, rows.error(out[None]), DENSE_LIMIT)
+        half = tuple(x.to(torch.float16) for x in (query, key, value))
+        taken, out = milliseconds(lambda: adapter(*half))
+        row("FMHA_V2 dense, fp16", f"{tokens:,}", f"{taken:.1f}", f"{rows.error(out):.1e}")
+        del cubes, half, out
+        others(query, key, value, tokens, rows)
+
+
+def others(query, key, value, tokens, rows):
+    """What else is installed, on the same tensors."""
+    try:
+        from fa3_fwd_interface import flash_attn_func
+    except ImportError:
+        print("(FlashAttention-3 is not installed)")
+        return
+    taken, out = milliseconds(lambda: flash_attn_func(query, key, value))
+    out = out[0] if isinstance(out, tuple) else out
+    report("FlashAttention-3 (fa3-fwd)", tokens, taken, rows.error(out), DENSE_LIMIT)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--compile", metavar="DTYPE", choices=("bfloat16", "float16"))
+    parser.add_argument("--grids", nargs="+", choices=GRIDS, default=list(GRIDS))
+    arguments = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    device = Device.current()
+    fmha_v2.load(device)
+    start = time.perf_counter()
+    fmha_v2.prepare(getattr(torch, arguments.compile or "bfloat16"))
+    print(f"kernels ready after {time.perf_counter() - start:.1f} s", flush=True)
+    if arguments.compile:
+        return
+    small = torch.randn(1, 256, 4, 128, device="cuda", dtype=torch.bfloat16)
+    start = time.perf_counter()
+    adapter(small, small, small)
+    torch.cuda.synchronize()
+    print(f"first call after that: {1e3 * (time.perf_counter() - start):.0f} ms")
+    flashinfer = device.packages.get("flashinfer")
+    print(f"{device.label}, torch {device.torch}, flashinfer {flashinfer}, {HEADS} heads x 128\n")
+    table([GRIDS[name] for name in arguments.grids])
+
+
+if __name__ == "__main__":
+    main()
