@@ -1,0 +1,150 @@
+"""The report node in the real ComfyUI: its numbers, its picture, and what it says when there is nothing."""
+
+import re
+
+import pytest
+from harness.graphs import Graph
+from patched import patch
+from PIL import Image
+
+TRAINED = "tiny_wan21_t2v.safetensors"
+SMALL = {"width": 128, "height": 128, "length": 13}
+
+
+def graph_with_report(steps=3, cfg=1.0, seed=7, prefix="reports/run", before=None, probe=True, sampling=None, **options):
+    """Sampling of the trained model with a report behind it: (graph, report node, stats probe or None)."""
+    graph = Graph()
+    model = graph.add("ModelSamplingSD3", model=graph.load(TRAINED), shift=8.0)
+    node = patch(graph, model, **{"threshold": 2.0, **options})
+    model = before(graph, node) if before else node
+    sampled = graph.sample(model, "wan_t2v", steps=steps, cfg=cfg, seed=seed, **{**SMALL, **(sampling or {})})
+    report = graph.add("TRTLLMAttentionReport", samples=sampled, stats=node[1], filename_prefix=prefix)
+    graph.save(report)
+    stats = graph.add("TestStatsReport", samples=report, stats=node[1]) if probe else None
+    return graph, report, stats
+
+
+def text_of(run, report):
+    return run.ui(report)["text"][0]
+
+
+def row(text, section, role):
+    """The cells of `role` in the table of a section, by column."""
+    body = text.split(f"## {section}\n")[1].split("\n## ")[0]
+    lines = [line for line in body.splitlines() if line.startswith("|")]
+    header, *rows = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines]
+    return next(dict(zip(header, cells)) for cells in rows if cells[0] == role)
+
+
+def colour_at(picture, x, y):
+    return picture.getpixel((x, y))
+
+
+def test_numbers_are_those_of_the_run(comfy_server):
+    graph, report, stats = graph_with_report(gate=0.9, ignore="blocks.2.self_attn")
+    run = comfy_server.run(graph)
+    text, sites = text_of(run, report), run.ui(stats)["sites"]
+    mine = [site for site in sites if site["role"] == "self"]
+    counted = [site for site in mine if site["skipped"] is not None]
+    skipped, total = sum(s["skipped"] for s in counted), sum(s["total"] for s in counted)
+    assert total > skipped > 0
+
+    ran = row(text, "What ran", "self")
+    assert ran["calls"] == str(sum(s["calls"] for s in mine)) and ran["layers"] == "6"
+    assert ran["sparse calls"] == str(sum(s["sparse_calls"] for s in mine)) == "5"  # 1 step, 5 layers
+    assert ran["ran"] == "REFERENCE x 18"
+    assert ran["asked for"] == "REFERENCE; λ = 2; gate t = 0.9; ignoring blocks.2.self_attn"
+    gave = row(text, "What it gave", "self")
+    assert gave["tiles of sparse calls"] == f"{total:,}" and gave["skipped"] == f"{skipped / total:.1%}"
+    # all self calls of this model are of one size: 1 sparse call in ... of the role's work
+    shares = [s["skipped"] / s["total"] for s in counted]
+    assert gave["saved"] == f"{sum(shares) / 2 / len(mine):.1%}"
+    assert all(re.fullmatch(r"[\d.,]+ m?s", gave[column]) for column in ("time", "a dense call", "a sparse call"))
+    assert "ComfyUI " in text and "the CPU" in text and "torch " in text
+
+
+def test_files_and_preview_go_where_comfyui_saves(comfy_server):
+    graph, report, _ = graph_with_report(prefix="deep/er/%year%", probe=False)
+    run = comfy_server.run(graph)
+    (picture,) = run.files(report, "images")
+    assert picture.is_file() and "%" not in str(picture) and picture.parent.name == "er"
+    assert picture.with_suffix(".md").read_text(encoding="utf-8") == text_of(run, report)
+    with Image.open(picture) as image:
+        assert image.width == 1280 and "prompt" in image.info
+
+
+def test_the_heat_map_is_grey_before_the_gate_and_coloured_after(comfy_server):
+    graph, report, _ = graph_with_report(gate=0.9, ignore="blocks.2.self_attn", probe=False)
+    run = comfy_server.run(graph)
+    picture = Image.open(run.files(report, "images")[0]).convert("RGB")
+    grey, steps = (188, 194, 201), (280, 590, 1010)  # a pixel in each of the three columns
+    rows = [126 + 26 * layer + 4 for layer in range(6)]
+    for layer, y in enumerate(rows):
+        dense = [colour_at(picture, x, y) == grey for x in steps]
+        assert dense == [True, True, layer == 2], (layer, dense)
+
+
+def test_a_target_is_set_beside_what_was_achieved(comfy_server):
+    graph, report, _ = graph_with_report(probe=False)
+    assert row(text_of(comfy_server.run(graph), report), "What it gave", "self")["requested"] == "-"
+
+
+def test_never_called(comfy_server):
+    def replaced(graph, node):
+        return graph.add("TestForeignForward", model=node)
+
+    graph, report, _ = graph_with_report(before=replaced, probe=False, prefix="reports/never")
+    text = text_of(comfy_server.run(graph), report)
+    assert "**The patch was never called" in text and "## What ran" not in text
+
+
+def test_no_run_yet(comfy_server):
+    graph = Graph()
+    node = patch(graph, graph.load("wan_t2v"), threshold=0.5)
+    report = graph.add(
+        "TRTLLMAttentionReport", samples=graph.latent("wan_t2v"), stats=node[1], filename_prefix="reports/none"
+    )
+    run = comfy_server.run(graph)
+    assert "No run yet" in text_of(run, report) and run.files(report, "images")[0].is_file()
+
+
+def test_a_report_linked_after_the_run_says_so_and_the_next_run_counts(comfy_server):
+    graph, report, _ = graph_with_report(seed=901, threshold=1.5, probe=False)
+    without = {key: value for key, value in graph.prompt().items() if key != report.id}
+    for node in without.values():
+        for name, value in node["inputs"].items():
+            if isinstance(value, list) and value[0] == report.id:
+                sampler = next(k for k, v in without.items() if v["class_type"] == "KSampler")
+                node["inputs"] = {**node["inputs"], name: [sampler, 0]}
+    comfy_server.run(without)
+    graph, report, _ = graph_with_report(seed=901, threshold=1.5, probe=False)
+    first = text_of(comfy_server.run(graph), report)
+    assert "were not recorded in this run" in first and row(first, "What it gave", "self")["skipped"] == "-"
+    graph, report, _ = graph_with_report(seed=902, threshold=1.5, probe=False)
+    second = text_of(comfy_server.run(graph), report)
+    assert "were not recorded" not in second and "%" in row(second, "What it gave", "self")["skipped"]
+    assert "## Runs of this patch" in second
+
+
+def test_calls_left_to_comfyui_are_listed_with_the_reason(comfy_server):
+    def foreign(graph, node):
+        return graph.add("TestForeignOverride", model=node, tag="report", keyword="new_keyword")
+
+    graph, report, _ = graph_with_report(before=foreign, probe=False, prefix="reports/declined")
+    text = text_of(comfy_server.run(graph), report)
+    assert "| keyword new_keyword | 36 |" in text
+    assert "36 more left to ComfyUI" in text
+
+
+def test_a_gate_that_never_opens_is_explained(comfy_server):
+    graph, report, _ = graph_with_report(gate=0.05, probe=False)
+    assert "no call used it: the gate kept every step dense" in text_of(comfy_server.run(graph), report)
+
+
+@pytest.mark.parametrize("prefix", ["../outside", "/outside"])
+def test_no_file_outside_the_output_folder(comfy_server, prefix):
+    from harness.server import PromptError
+
+    graph, _, _ = graph_with_report(prefix=prefix, probe=False)
+    with pytest.raises(PromptError, match="outside the output folder"):
+        comfy_server.run(graph)
