@@ -4,7 +4,7 @@ ComfyUI calls `comfy_entrypoint`. Importing this package imports nothing else, s
 breaks, or slows, a ComfyUI that does not use it.
 """
 
-WEB_DIRECTORY = "./web/js"
+WEB_DIRECTORY = "./web"  # js/ is loaded by the frontend, docs/ are the help pages
 
 
 async def comfy_entrypoint():

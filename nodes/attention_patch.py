@@ -10,8 +10,10 @@ from comfy_api.latest import io
 from ..trtllm_core.api import TOKEN_ORDERS
 from ..trtllm_core.device import Device
 from ..trtllm_core.layer_names import LayerPatterns
+from .effect import describe_role
 from .hook.install import install
 from .hook.layers import Layer, find_layers
+from .hook.progress import Progress
 from .hook.run import PatchRun
 from .schema import Quant, RolesType, SkipSoftmaxType, StatsType, backend_input, schema
 from .status import show
@@ -78,6 +80,7 @@ class TRTLLMAttentionPatch(io.ComfyNode):
     ) -> io.NodeOutput:
         default = RoleSettings.of(backend, quant, skip_softmax)
         holder = StatsHolder()
+        progress = Progress(cls.hidden.unique_id)
         run = PatchRun(
             default,
             dict((roles or Roles()).by_role),
@@ -85,14 +88,15 @@ class TRTLLMAttentionPatch(io.ComfyNode):
             token_order=token_order,
             holder=holder,
             count_tiles=_is_linked(cls.hidden, output=1),
+            progress=progress,
         )
         patched = install(model, run)
         layers = find_layers(patched.get_model_object("diffusion_model"))
         lines = _plan_roles(run, layers, _compute_dtype(model))
         _warn_of_unmatched_patterns(run, layers)
-        holder.description = "\n".join(lines)
-        show(cls.hidden.unique_id, holder.description)
-        return io.NodeOutput(patched, holder, run.config.to_json())
+        text = holder.description = progress.heading = "\n".join(lines)
+        show(cls.hidden.unique_id, text)
+        return io.NodeOutput(patched, holder, run.config.to_json(), ui={"text": [text]})
 
 
 def _plan_roles(run: PatchRun, layers: tuple[Layer, ...], dtype) -> list[str]:
@@ -104,15 +108,12 @@ def _plan_roles(run: PatchRun, layers: tuple[Layer, ...], dtype) -> list[str]:
     lines = []
     for role, size in (sizes or {"self": None}).items():
         decided = run.plan_role(role, size, dtype)
-        line = f"{role}: {decided.active.backend}"
-        if decided.dense.backend != decided.active.backend:
-            line += f", dense steps {decided.dense.backend}"
         if not run.has_calibration_for(role):
             raise ValueError(
                 f"role {role}: target_sparsity needs a calibration of this model; wire Load "
                 "Calibration into Skip-Softmax, or switch its mode to threshold"
             )
-        lines.append(line)
+        lines.append(describe_role(run, role, decided, layers))
     return lines
 
 

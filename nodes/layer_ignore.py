@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import logging
-
 from comfy_api.latest import io
 
 from ..trtllm_core.layer_names import LayerPatterns
 from .hook.layers import find_layers
 from .schema import IgnoreType, schema
-from .status import show
 from .wires import IgnoreList
-
-log = logging.getLogger("trtllm_attention")
 
 
 class TRTLLMLayerIgnoreList(io.ComfyNode):
@@ -37,7 +32,6 @@ class TRTLLMLayerIgnoreList(io.ComfyNode):
                 ),
             ],
             outputs=[IgnoreType.Output(display_name="ignore")],
-            hidden=[io.Hidden.unique_id],
         )
 
     @classmethod
@@ -49,7 +43,6 @@ class TRTLLMLayerIgnoreList(io.ComfyNode):
         selector = LayerPatterns(chosen)
         ignored = [name for name in names if selector.selects(name)]
         text = f"{len(ignored)} of {len(names)} layers stay dense"
-        show(cls.hidden.unique_id, text)
         return io.NodeOutput(
             IgnoreList(chosen), ui={"text": [text], "layers": names, "ignored": ignored}
         )

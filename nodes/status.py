@@ -3,6 +3,13 @@
 from __future__ import annotations
 
 
+def is_watched() -> bool:
+    """Whether the running prompt came from an open frontend."""
+    from server import PromptServer
+
+    return getattr(getattr(PromptServer, "instance", None), "client_id", None) is not None
+
+
 def show(node_id: str | None, text: str) -> None:
     """Put `text` on node `node_id` of every open frontend; does nothing outside a server."""
     from server import PromptServer

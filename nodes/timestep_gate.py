@@ -8,7 +8,6 @@ from comfy_api.latest import io
 from ..trtllm_core.gate import TimestepGate
 from .hook.clock import normalized_timestep
 from .schema import GateType, schema
-from .status import show
 from .wires import Gate
 
 
@@ -63,7 +62,6 @@ class TRTLLMTimestepGate(io.ComfyNode):
                 GateType.Output(display_name="gate"),
                 io.Int.Output(display_name="dense_steps"),
             ],
-            hidden=[io.Hidden.unique_id],
         )
 
     @classmethod
@@ -77,11 +75,10 @@ class TRTLLMTimestepGate(io.ComfyNode):
         gate = TimestepGate(disabled_until_timestep)
         times = schedule(model, steps, scheduler, denoise, sigmas)
         if times is None:
-            show(cls.hidden.unique_id, "wire model or sigmas to see the dense steps")
-            return io.NodeOutput(Gate(gate), 0)
+            text = "wire model or sigmas to see the dense steps"
+            return io.NodeOutput(Gate(gate), 0, ui={"text": [text], "timesteps": []})
         dense = gate.dense_steps(times)
         text = f"{dense} of {len(times)} steps dense, {len(times) - dense} with Skip-Softmax"
-        show(cls.hidden.unique_id, text)
         return io.NodeOutput(
             Gate(gate),
             dense,
@@ -92,16 +89,21 @@ class TRTLLMTimestepGate(io.ComfyNode):
 def schedule(model, steps, scheduler, denoise, sigmas) -> list[float] | None:
     """The normalized timesteps a sampler with these settings calls the model at, or None.
 
-    Steps and denoise are combined as KSampler does. Without a model, sigmas above 1 have no known
-    meaning and give None.
+    Without a model, sigmas above 1 have no known meaning and give None.
     """
     sampling = model.get_model_object("model_sampling") if model is not None else None
     if sigmas is None:
-        if sampling is None or denoise <= 0:
-            return None
-        total = steps if denoise > 0.9999 else int(steps / denoise)
-        sigmas = comfy.samplers.calculate_sigmas(sampling, scheduler, total)[-(steps + 1) :]
+        return None if sampling is None else schedule_of(sampling, steps, scheduler, denoise)
     values = [float(s) for s in sigmas[:-1]]
     if sampling is None:
         return values if all(v <= 1 for v in values) else None
     return [normalized_timestep(sampling, v) for v in values]
+
+
+def schedule_of(sampling, steps, scheduler, denoise) -> list[float] | None:
+    """The same for a model's sampling; steps and denoise are combined as KSampler does."""
+    if denoise <= 0:
+        return None
+    total = steps if denoise > 0.9999 else int(steps / denoise)
+    sigmas = comfy.samplers.calculate_sigmas(sampling, scheduler, total)[-(steps + 1) :]
+    return [normalized_timestep(sampling, float(s)) for s in sigmas[:-1]]

@@ -48,14 +48,15 @@ class SiteStats:
 class RunStats:
     """The counters of one run.
 
-    count_tiles: whether skipped tiles are counted and calls timed too; costs one atomic addition
-    per thread block and two events per call. steps: how many the sampler's schedule has.
+    count_tiles: whether skipped tiles are counted; costs one atomic addition per thread block.
+    steps: how many the sampler's schedule has. time_calls: whether calls are timed, at two events
+    per call; None: as count_tiles.
     """
 
-    def __init__(self, count_tiles: bool = False, steps: int = 0):
+    def __init__(self, count_tiles: bool = False, steps: int = 0, time_calls: bool | None = None):
         self.count_tiles = count_tiles
         self.steps = steps
-        self.times = CallTimes() if count_tiles else None
+        self.times = CallTimes() if (count_tiles if time_calls is None else time_calls) else None
         self.sites: dict[tuple[str, str, int], SiteStats] = {}
         self.declined: Counter = Counter()
         self.finished = False
@@ -85,6 +86,11 @@ class RunStats:
             counter = self._counters[key] = self._chunk[self._used : self._used + 1]
             self._used += 1
         return counter
+
+    def counters_of(self, step: int) -> tuple[list[torch.Tensor], int]:
+        """The device counters of one step, and how many tiles they count skips among so far."""
+        found = {key: counter for key, counter in self._counters.items() if key[2] == step}
+        return list(found.values()), sum(self.sites[key].total_tiles for key in found)
 
     def decline(self, reason: str) -> None:
         """Count a call that went to ComfyUI's own attention instead, by reason."""

@@ -184,7 +184,7 @@ def _apply_model(run: PatchRun, diffusion_model):
     patch = _patch_size(diffusion_model)
 
     def apply_model(executor, x, t, c_concat=None, c_crossattn=None, *args, **kwargs):
-        run.clock.tick(executor.class_obj.model_sampling, t)
+        run.tick(executor.class_obj.model_sampling, t)
         run.clock.grid = _grid(x, patch)
         run.clock.context_length = None if c_crossattn is None else c_crossattn.shape[1]
         return executor(x, t, c_concat, c_crossattn, *args, **kwargs)

@@ -20,9 +20,11 @@ from ...trtllm_core.masks import MaskReader, mask_refusal
 from ...trtllm_core.selector import announce
 from ...trtllm_core.stats import RunStats
 from ...trtllm_core.token_order import TokenOrders
+from ..status import is_watched
 from ..wires import RoleSettings, StatsHolder
 from .clock import Clock
 from .layers import ROLE_CATEGORIES
+from .progress import Progress
 
 log = logging.getLogger("trtllm_attention")
 
@@ -31,7 +33,8 @@ class PatchRun:
     """Settings and state shared by every attention call of one patched model.
 
     default: settings of every role not in `by_role`. device: where the model computes.
-    token_order: "cubes" or "sequential". count_tiles: whether anybody will read tile counts.
+    token_order: "cubes" or "sequential". count_tiles: whether anybody will read tile counts and
+    times. progress: where the run is shown while it goes on.
     """
 
     def __init__(
@@ -43,6 +46,7 @@ class PatchRun:
         token_order: str,
         holder: StatsHolder,
         count_tiles: bool,
+        progress: Progress | None = None,
     ):
         self.default = default
         self.by_role = by_role
@@ -55,6 +59,7 @@ class PatchRun:
         self.holder = holder
         holder.patch = self
         self.count_tiles = count_tiles
+        self.progress = progress
         self.clock = Clock()
         self.stats: RunStats | None = None
         self.masks = MaskReader()
@@ -154,8 +159,17 @@ class PatchRun:
     def start(self, sigmas) -> None:
         """Begin a sampling run."""
         self.clock.start(sigmas)
-        count_tiles = self.count_tiles or self.holder.wanted
-        self.stats = RunStats(count_tiles, len(self.clock.schedule) - 1)
+        reported = self.count_tiles or self.holder.wanted
+        shown = self.progress is not None and is_watched()
+        self.stats = RunStats(reported or shown, len(self.clock.schedule) - 1, time_calls=reported)
+        if self.progress is not None:
+            self.progress.start(self.stats)
+
+    def tick(self, model_sampling, sigma) -> None:
+        """A model call at `sigma` begins."""
+        self.clock.tick(model_sampling, sigma)
+        if self.progress is not None and self.stats is not None:
+            self.progress.tick(self.clock)
 
     def finish(self) -> None:
         """End the run: read the counters once and let every tensor of it go."""
@@ -167,6 +181,8 @@ class PatchRun:
             return
         stats.finish()
         self.holder.add(stats)
+        if self.progress is not None:
+            self.progress.finish()
         if not stats.calls and not stats.declined:
             self.say(
                 "the patch was never called in this run: the model's attention does not go "
