@@ -10,7 +10,7 @@ import torch
 from PIL import Image, ImageDraw, ImageFont
 
 from ..trtllm_core.stats import RunStats
-from .report_summary import RoleTotals, by_role, dense_steps, duration, number
+from .report_summary import RoleTotals, by_role, dense_steps, duration, operations
 
 WIDTH = 1280
 LEFT, RIGHT, TOP = 240, 110, 96  # margins of the heat map
@@ -50,7 +50,7 @@ def draw(run: RunStats, title: str, subtitle: str, cutoffs: dict[str, float]) ->
     image = Image.new("RGB", (WIDTH, TOP + map_height + 150 + BAR * (len(roles) + 1)), PAPER)
     pen = ImageDraw.Draw(image)
     _text(pen, (24, 20), title, 24)
-    _text(pen, (24, 54), subtitle, 16, QUIET)
+    _text(pen, (24, 52), _wrap(subtitle, WIDTH - 48, 15), 15, QUIET)
     if not roles:
         _text(pen, (24, TOP + 20), "no attention call was made through the patch", 18, QUIET)
         return _as_tensor(image)
@@ -227,7 +227,7 @@ def _draw_bars(pen, roles: list[RoleTotals], y: int) -> None:
                 pen.rectangle([x, top, x + width, top + 20], fill=colour, outline=QUIET)
             x += width
         share = amount / whole if whole else 0
-        quantity = duration(amount) if timed else f"{number(amount / 1e12)} TFLOP"
+        quantity = duration(amount) if timed else operations(amount)
         _text(pen, (x + 10, top + 10), f"{quantity}, {share:.0%}; {totals.calls:,} calls", 14, anchor="lm")
 
 
@@ -254,6 +254,18 @@ def _elide(words: str, width: int, size: int) -> str:
     while _font(size).getlength("..." + words) > width:
         words = words[1:]
     return "..." + words
+
+
+def _wrap(words: str, width: int, size: int) -> str:
+    """`words` broken at its commas into lines of at most `width` pixels."""
+    lines = [""]
+    for part in words.split(", "):
+        longer = f"{lines[-1]}, {part}" if lines[-1] else part
+        if _font(size).getlength(longer) <= width:
+            lines[-1] = longer
+        else:
+            lines.append(part)
+    return "\n".join(lines)
 
 
 def _text(pen, at, words: str, size: int, fill=INK, anchor="la") -> None:

@@ -117,6 +117,14 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
+def operations(count: float) -> str:
+    """Floating point operations, in the unit that keeps the number short."""
+    for size, unit in ((1e15, "PFLOP"), (1e12, "TFLOP"), (1e9, "GFLOP")):
+        if count >= size:
+            break
+    return f"{number(count / size)} {unit}"
+
+
 def duration(seconds: float) -> str:
     return f"{number(seconds)} s" if seconds >= 1 else f"{number(seconds * 1000)} ms"
 

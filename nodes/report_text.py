@@ -8,9 +8,10 @@ from comfyui_version import __version__ as comfyui_version
 from ..trtllm_core.device import Device
 from ..trtllm_core.specs import AttentionSpec
 from ..trtllm_core.stats import RunStats
-from .report_summary import RoleTotals, by_role, dense_steps, duration, number
+from .report_summary import RoleTotals, by_role, dense_steps, duration, operations
 from .wires import RoleSettings, StatsHolder
 
+FEW = 5  # layers named at either end
 TITLE = "TRTLLM attention report"
 NO_RUN = (
     "No run yet: the patched model was not sampled before this report. Wire the Attention Patch's "
@@ -138,7 +139,7 @@ def _what_it_gave(roles: list[RoleTotals], settings: dict[str, RoleSettings]) ->
                 f"{totals.total_tiles:,}" if known else "-",
                 f"{totals.sparsity:.1%}" if known else "-",
                 f"{target:.0%}" if target is not None else "-",
-                f"{number(totals.work / 1e12)} TFLOP",
+                operations(totals.work),
                 f"{totals.saved_work / totals.work:.1%}" if known and totals.work else "-",
                 *(
                     "-" if value is None else duration(value)
@@ -150,7 +151,7 @@ def _what_it_gave(roles: list[RoleTotals], settings: dict[str, RoleSettings]) ->
 
 
 def _layers(roles: list[RoleTotals]) -> str:
-    """The layers that skip least and most, of roles that skip: what an ignore list is made from."""
+    """The layers that skip least and most: what an ignore list is made from."""
     lines = []
     for totals in roles:
         shares = {}
@@ -158,12 +159,14 @@ def _layers(roles: list[RoleTotals]) -> str:
             counted = RoleTotals(totals.role, [s for s in totals.sites if s.layer == layer]).sparsity
             if counted is not None:
                 shares[layer] = counted
-        if len(shares) > 1:
-            ordered = sorted(shares, key=shares.get)
-            for word, names in (("least", ordered[:5]), ("most", ordered[: -6 : -1])):
-                found = ", ".join(f"{name} {shares[name]:.1%}" for name in names)
-                lines.append(f"- {totals.role}, {word}: {found}")
-    return "## Layers that skip least and most\n\n" + "\n".join(lines) if lines else ""
+        ordered = sorted(shares, key=shares.get)
+        picked = [("least to most", ordered)]
+        if len(ordered) > 2 * FEW:
+            picked = [("least", ordered[:FEW]), ("most", ordered[: -FEW - 1 : -1])]
+        for word, names in picked if any(shares.values()) else ():
+            found = ", ".join(f"{name} {shares[name]:.1%}" for name in names)
+            lines.append(f"- {totals.role}, {word}: {found}")
+    return "## Skipped by layer\n\n" + "\n".join(lines) if lines else ""
 
 
 def _declined(run: RunStats) -> str:

@@ -6,6 +6,7 @@ import pytest
 from harness.graphs import Graph
 from patched import patch
 from PIL import Image
+from trtllm_core.calibration import Calibration
 
 TRAINED = "tiny_wan21_t2v.safetensors"
 SMALL = {"width": 128, "height": 128, "length": 13}
@@ -85,8 +86,29 @@ def test_the_heat_map_is_grey_before_the_gate_and_coloured_after(comfy_server):
 
 
 def test_a_target_is_set_beside_what_was_achieved(comfy_server):
-    graph, report, _ = graph_with_report(probe=False)
-    assert row(text_of(comfy_server.run(graph), report), "What it gave", "self")["requested"] == "-"
+    folder = comfy_server.workspace / "models" / "skip_softmax"
+    folder.mkdir(parents=True, exist_ok=True)
+    Calibration(a=300.0, b=2.0, ignore=("*cross_attn*",)).save(folder / "report.json")
+
+    def calibrated(graph):
+        curve = graph.add("TRTLLMLoadCalibration", name="report.json", component="transformer", path="")
+        return graph.add(
+            "TRTLLMSkipSoftmax", mode="calibrated", threshold=0.0, target_sparsity=0.4, calibration=curve
+        )
+
+    graph = Graph()
+    model = graph.load(TRAINED)
+    node = graph.add(
+        "TRTLLMAttentionPatch", model=model, backend="REFERENCE", token_order="cubes", skip_softmax=calibrated(graph)
+    )
+    sampled = graph.sample(node, "wan_t2v", steps=1, cfg=1.0, **SMALL)
+    report = graph.add("TRTLLMAttentionReport", samples=sampled, stats=node[1], filename_prefix="reports/target")
+    text = text_of(comfy_server.run(graph), report)
+    gave = row(text, "What it gave", "self")
+    assert gave["requested"] == "40%" and "%" in gave["skipped"]
+    assert row(text, "What ran", "self")["asked for"] == "REFERENCE; target sparsity 40%"
+    assert row(text, "What ran", "cross")["sparse calls"] == "0"
+    assert "cross: Skip-Softmax was asked for and no call used it: all of its layers are ignored" in text
 
 
 def test_never_called(comfy_server):
