@@ -41,7 +41,8 @@ UNDERSTOOD = frozenset(ARGUMENTS) | {
 class LayerAttention:
     """The attention of one layer in one role of a patched model.
 
-    `decline(arguments)` must compute the call as ComfyUI would have without this pack.
+    Called with `decline`, which computes the call as ComfyUI would have without this pack, and the
+    call's own arguments.
     """
 
     __slots__ = ("run", "layer", "role", "settings", "ignored", "lossy", "refusal", "_plans")
@@ -55,6 +56,11 @@ class LayerAttention:
         self.lossy = settings.spec.is_lossy
         self.refusal = ""
         self._plans: dict[tuple, Plan | None] = {}
+        run.sites.append(self)
+
+    def forget_plans(self) -> None:
+        """Plan anew at the next call, because a backend failed."""
+        self._plans.clear()
 
     def __call__(self, decline, args: tuple, kwargs: dict):
         """Compute the call, or return `decline()` with the reason counted."""
@@ -98,7 +104,8 @@ class LayerAttention:
         except (torch.OutOfMemoryError, Refused):
             raise  # ComfyUI frees memory and says so; a refusal is the user's to read
         except Exception as error:  # whatever a kernel raises, sampling goes on
-            return run.failed(self, plan, call, error, decline)
+            consumed = hasattr(args[0], "take") and hasattr(args[0], "peek")
+            return run.failed(self, plan, call, error, None if consumed else decline)
         if started is not None:
             times.stop((self.layer, self.role, run.clock.step), started, device)
         if arguments.get("skip_output_reshape", False):

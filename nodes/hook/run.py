@@ -66,6 +66,7 @@ class PatchRun:
         self.orders = TokenOrders()
         self.extra_tokens_lead = True
         self.mask_free = False
+        self.sites: list = []
         self._said: set[str] = set()
         self._broken: set[tuple] = set()
 
@@ -168,8 +169,17 @@ class PatchRun:
     def tick(self, model_sampling, sigma) -> None:
         """A model call at `sigma` begins."""
         self.clock.tick(model_sampling, sigma)
+        if self.clock.timestep is None and self._has_gate():
+            self.say(
+                "the timestep gate cannot tell the time of this model's noise schedule: every step "
+                "stays dense"
+            )
         if self.progress is not None and self.stats is not None:
             self.progress.tick(self.clock)
+
+    def _has_gate(self) -> bool:
+        skips = (s.spec.skip_softmax for s in (self.default, *self.by_role.values()))
+        return any(skip is not None and skip.disabled_until_timestep > 0 for skip in skips)
 
     def finish(self) -> None:
         """End the run: read the counters once and let every tensor of it go."""
@@ -188,6 +198,11 @@ class PatchRun:
                 "the patch was never called in this run: the model's attention does not go "
                 "through ComfyUI's optimized_attention, or another patch replaced it"
             )
+        elif self.default.spec.skip_softmax is not None and not stats.sparse_calls:
+            self.say(
+                "Skip-Softmax was not in effect in this run: no call was past the timestep gate in a "
+                "layer that is not ignored"
+            )
 
     def observe(self, site, call) -> None:
         """Told of every call before it is computed. For subclasses that count; must not wait."""
@@ -199,14 +214,18 @@ class PatchRun:
             self.stats.decline(reason)
         return decline()
 
-    def failed(self, site, decided: Plan, call, error: Exception, decline: Callable):
-        """A kernel raised in mid-run: say so once, and finish the run on ComfyUI's attention."""
+    def failed(self, site, decided: Plan, call, error: Exception, decline: Callable | None):
+        """A kernel raised in mid-run: say so once, and finish the run on ComfyUI's attention.
+
+        decline: None where the inputs were consumed, so that nothing can be computed from them.
+        """
         self._broken.add(_identity(decided))
-        site._plans.clear()
+        for known in self.sites:
+            known.forget_plans()
         backend = (decided.dense if call.threshold is None else decided.active).backend
         self.say(f"{backend} failed and is not used again: {type(error).__name__}: {error}")
-        if call.query is None:
-            raise error  # the inputs are gone, nothing can be computed from them
+        if decline is None:
+            raise error
         if self.stats is not None:
             self.stats.decline(f"{backend} failed")
         return decline()

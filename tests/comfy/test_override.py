@@ -228,3 +228,44 @@ def test_steps_are_found_by_sigma(submodule):
     schedule = (1.0, 0.8, 0.5, 0.0)
     assert [step_of(s, schedule) for s in (1.0, 0.9, 0.8, 0.65, 0.5, 0.1)] == [0, 0, 1, 1, 2, 2]
     assert step_of(0.7, ()) == 0
+
+
+def test_case_20_a_backend_that_failed_in_one_layer_is_not_tried_in_another(make_site, submodule):
+    site = make_site()
+    other = submodule("nodes.hook.override").LayerAttention(site.run, "blocks.1.self_attn", "self", site.settings, False)
+    q, k, v = tensors()
+    other(unused, (q, k, v), {"heads": HEADS})
+    site(unused, (q, k, v), {"heads": HEADS})
+    (plan,) = site._plans.values()
+    attempts = []
+
+    def broken(call):
+        attempts.append(call)
+        raise RuntimeError("no kernel image")
+
+    object.__setattr__(plan.dense, "compute", broken)
+    for layer in (site, other, site, other):
+        assert layer(lambda: "stock", (q, k, v), {"heads": HEADS}) == "stock"
+    assert len(attempts) == 1
+    assert site.run.stats.declined["REFERENCE failed"] == 4
+
+
+def test_a_gate_without_a_known_time_is_dense_and_said_once(make_site, caplog, submodule):
+    site = make_site(threshold=0.5)
+    wires, specs = submodule("nodes.wires"), submodule("trtllm_core.specs")
+    skip = wires.SkipSoftmax(specs.SkipSoftmaxSpec(threshold=0.5, disabled_until_timestep=0.9))
+    site.run.default = wires.RoleSettings.of("REFERENCE", None, skip)
+    with caplog.at_level(logging.WARNING, "trtllm_attention"):
+        for _ in range(3):
+            site.run.tick(object(), torch.tensor([3.0]))
+    assert caplog.text.count("cannot tell the time") == 1
+
+
+def test_skip_softmax_that_was_never_in_effect_is_said(make_site, caplog):
+    site = make_site(threshold=0.5)
+    site.ignored = True
+    q, k, v = tensors()
+    site(unused, (q, k, v), {"heads": HEADS})
+    with caplog.at_level(logging.WARNING, "trtllm_attention"):
+        site.run.finish()
+    assert caplog.text.count("Skip-Softmax was not in effect") == 1
