@@ -3,6 +3,10 @@
 The kernels skip per 64 query rows and 128 keys (256 at head size 64), and visit KV tiles in order
 from the first; `kv_order` means nothing to them. A combination that was never compiled is an assert
 that release builds drop: the output would be uninitialised memory. So every limit is checked here.
+
+One limit is in no message of FlashInfer's (0.6.16 to 0.7.4): the kernels address K and V with the row
+count of Q. Fewer keys than queries are read past their end, more are taken for zeros. So all three
+are given the same number of rows, and the keys end where the cumulative lengths say.
 """
 
 from __future__ import annotations
@@ -11,7 +15,7 @@ import torch
 
 from ..device import Device
 from . import HALF, AttentionCall, Package, Request, Requirements, Unavailable, import_names
-from ._flashinfer import COMPILER, INSTALL, build, mismatches, sequences, workspace
+from ._flashinfer import COMPILER, INSTALL, Sequences, build, key_lengths, mismatches, sequences, workspace
 
 REQUIREMENTS = Requirements(
     backend="FMHA_V2",
@@ -87,26 +91,51 @@ def run(call: AttentionCall) -> torch.Tensor:
     if reasons:
         raise Unavailable(REQUIREMENTS.backend, reasons)
     prepare(call.query.dtype)
+    tokens = call.query.shape[1]
     out = torch.empty(call.query.shape, dtype=call.query.dtype, device=call.query.device)
-    for part in sequences(call, out):
-        features = {}
-        if call.threshold:
-            # the kernel divides by the number of keys
-            features["skip_softmax_threshold_scale_factor"] = call.threshold * part.key_length
-        _attention(
-            qkv=(part.query, part.key, part.value),
-            input_layout=LAYOUT,
-            workspace_buffer=workspace(out.device, WORKSPACE_BYTES),
-            seq_lens=part.lengths(),
-            max_q_len=part.query_length,
-            max_kv_len=part.key_length,
-            bmm1_scale=call.scale,
-            bmm2_scale=1.0,
-            batch_size=part.count,
-            cum_seq_lens_q=part.starts(part.query_length),
-            cum_seq_lens_kv=part.starts(part.key_length),
-            out=part.out,
-            mask_mode="padding",
-            **features,
-        )
+    lengths = set(key_lengths(call))
+    is_even = lengths == {tokens} and call.key.shape[1] == tokens
+    for part in sequences(call, out, together=is_even):
+        if is_even:
+            _attend(part, call)
+            continue
+        rows = max(part.query_length, part.key_length)
+        result = part.out
+        part.query, part.key, part.value = (_lengthened(x, rows) for x in (part.query, part.key, part.value))
+        part.out = torch.empty_like(part.query)
+        _attend(part, call)
+        result.copy_(part.out[: part.query_length])
     return out
+
+
+def _attend(part: Sequences, call: AttentionCall) -> None:
+    """Fill part.out. The skip keyword is passed only when skipping is on."""
+    features = {}
+    if call.threshold:
+        # the kernel divides by the number of keys
+        features["skip_softmax_threshold_scale_factor"] = call.threshold * part.key_length
+    _attention(
+        qkv=(part.query, part.key, part.value),
+        input_layout=LAYOUT,
+        workspace_buffer=workspace(part.out.device, WORKSPACE_BYTES),
+        seq_lens=part.lengths(),
+        max_q_len=part.query_length,
+        max_kv_len=part.key_length,
+        bmm1_scale=call.scale,
+        bmm2_scale=1.0,
+        batch_size=part.count,
+        cum_seq_lens_q=part.starts(part.query_length),
+        cum_seq_lens_kv=part.starts(part.key_length),
+        out=part.out,
+        mask_mode="padding",
+        **features,
+    )
+
+
+def _lengthened(x: torch.Tensor, rows: int) -> torch.Tensor:
+    """x [tokens, heads, head_dim] with zeros behind it up to `rows`; masked, but still multiplied."""
+    if x.shape[0] == rows:
+        return x
+    longer = x.new_zeros(rows, *x.shape[1:])
+    longer[: x.shape[0]] = x
+    return longer

@@ -401,7 +401,11 @@ TRTLLM = {
     "v scales lost": _drop("sage_attn_sfs", 3, lambda s: torch.ones_like(s[3])),
     "k block size": _drop("num_elts_per_sage_attn_blk", 1, lambda s: 4),
 }
-FMHA = {"causal": _put("mask_mode", "causal")}
+FMHA = {
+    "causal": _put("mask_mode", "causal"),
+    "fewer rows of k than of q": lambda k: {**k, "qkv": (k["qkv"][0], k["qkv"][1][:-1], k["qkv"][2])},
+    "fewer rows of q than of k": lambda k: {**k, "qkv": (k["qkv"][0][:300], *k["qkv"][1:]), "out": k["out"][:300]},
+}
 
 
 @pytest.mark.parametrize("name", [*BOTH, *TRTLLM])

@@ -227,6 +227,8 @@ class FmhaV2:
         assert buffer.numel() == size >= 4
         query, key, value, out = (by_shape(x) for x in (query, key, value, out))
         out.fill_(math.nan)
+        # dma.h sizes the descriptors of k, v and out by q's rows: beyond a buffer lies anything
+        assert len(out) >= len(query) and len(key) >= len(query) and len(value) >= len(query)
         scale = bmm1 or query.shape[-1] ** -0.5
         tile = (64, 256 if query.shape[-1] <= 64 else 128)
         starts_q, starts_kv = integers(starts_q, batch + 1), integers(starts_kv, batch + 1)
@@ -234,6 +236,7 @@ class FmhaV2:
             rows = slice(starts_q[b], min(starts_q[b + 1], starts_q[b] + max_q_len))
             keys = slice(starts_kv[b], starts_kv[b + 1])
             q, k, v = query[rows].double(), key[keys].double(), value[keys].double()
+            k[max(len(query) - starts_kv[b], 0) :], v[max(len(query) - starts_kv[b], 0) :] = 0, 0
             assert len(k) == starts_kv[b + 1] - starts_kv[b] <= max_kv_len
             causal = mask != "padding"
             out[rows] = (attend(q, k, v, scale, factor / len(k), tile, causal=causal) * bmm2).to(out.dtype)
