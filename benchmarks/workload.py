@@ -29,13 +29,14 @@ def video_heads(grid, heads, head_dim=128, dtype=torch.bfloat16, device="cuda", 
     key, value = torch.empty_like(query), torch.empty_like(query)
     base = torch.tensor([0.08, 0.05, 0.05], device=device)
     for head in range(heads):
-        frequency = normal(3, head_dim // 2) * (base * uniform(0.5, 3.0))[:, None]
+        bandwidth = base * uniform(0.5, 3.0)
+        frequency = normal(3, head_dim // 2) * bandwidth[:, None]
         phase = position @ frequency
         amplitude = (11 * uniform(0.5, 1.5) * math.sqrt(head_dim)).sqrt()
         feature = amplitude * torch.cat([phase.cos(), phase.sin()], -1) / math.sqrt(head_dim // 2)
         query[0, :, head] = (feature + 0.3 * normal(tokens, head_dim)).to(dtype)
         key[0, :, head] = (feature + 0.3 * normal(tokens, head_dim)).to(dtype)
-        value[0, :, head] = normal(tokens, head_dim).to(dtype)
+    value.copy_(normal(*value.shape))
     return query, key, value
 
 

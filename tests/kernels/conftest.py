@@ -1,8 +1,23 @@
 """Repairs to Triton's interpreter, so that it can be the judge of the kernels' logic. They touch no kernel."""
 
+import os
+
 import numpy as np
 import pytest
 import torch
+
+if not torch.cuda.is_available():
+    # Triton reads this when it is first imported (its own library functions) and when a kernel is decorated; in the
+    # environment no longer than that, so that programs started by other tests do not inherit it
+    os.environ["TRITON_INTERPRET"] = "1"
+    try:
+        from triton import knobs
+    except ImportError:
+        pass
+    else:
+        knobs.runtime.interpret = True
+    finally:
+        del os.environ["TRITON_INTERPRET"]
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from .configs import KernelConfig, has_fp8, kernel_config, tile_count, tile_shape, unsupported
+from .configs import HEAD_DIMS, KernelConfig, has_fp8, kernel_config, tile_count, tile_shape, unsupported
 
 __all__ = [
+    "HEAD_DIMS",
     "KernelConfig",
     "has_fp8",
     "kernel_config",

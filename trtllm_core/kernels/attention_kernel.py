@@ -72,33 +72,29 @@ def _scores(query, key, key_scale, first, key_length, BLOCK_M: tl.constexpr, BLO
 
 
 @triton.jit
-def _update(accumulator, row_sum, row_max, scores, tile_max, raised, row_scale, value, BLOCK_M: tl.constexpr,
-            BLOCK_N: tl.constexpr, FP8_VALUE: tl.constexpr, VOTE: tl.constexpr):
-    if VOTE:
-        if raised:
-            new_max = _nan_maximum(row_max, tile_max)
-            rescale = tl.math.exp2(row_max - tl.where(new_max == -float("inf"), 0.0, new_max))
-            row_sum *= rescale
-            accumulator *= rescale[:, None]
-            row_max = new_max
-        shift = tl.where(row_max == -float("inf"), 0.0, row_max)
-    else:
-        new_max = _nan_maximum(row_max, tile_max)
-        shift = tl.where(new_max == -float("inf"), 0.0, new_max)
-        rescale = tl.math.exp2(row_max - shift)
-        row_sum *= rescale
-        accumulator *= rescale[:, None]
-        row_max = new_max
+def _update(accumulator, row_sum, row_max, scores, tile_max, row_scale, value, BLOCK_M: tl.constexpr,
+            BLOCK_N: tl.constexpr, FP8_VALUE: tl.constexpr):
+    # one step of the running softmax; row_scale [BLOCK_M, 1] or a scalar takes scores to exponents of 2
+    new_max = _nan_maximum(row_max, tile_max)
+    # a row that has seen only -inf: its exponents are -inf, not -inf + inf
+    shift = tl.where(new_max == -float("inf"), 0.0, new_max)
+    rescale = tl.math.exp2(row_max - shift)
     if FP8_VALUE:
         probability = tl.math.exp2(scores * row_scale - (shift - FP8_SHIFT)[:, None])
     else:
         probability = tl.math.exp2(scores * row_scale - shift[:, None])
-    row_sum += tl.sum(probability, 1)
+    row_sum = row_sum * rescale + tl.sum(probability, 1)
+    accumulator = accumulator * rescale[:, None]
     if FP8_VALUE:
+        # keys 8g+2c+e of each 16 go to 4c+2g+e, where `quantize` stored V's: a thread's accumulator registers then
+        # are the tensor core's 8-bit operand as they stand, and P needs no exchange between threads
         GROUPS: tl.constexpr = BLOCK_N // 16
         probability = probability.reshape(BLOCK_M, GROUPS, 2, 4, 2).permute(0, 1, 3, 2, 4).reshape(BLOCK_M, BLOCK_N)
-    accumulator = tl.dot(probability.to(value.dtype), value, accumulator)
-    return accumulator, row_sum, row_max
+        # Hopper's tensor cores add FP8 products with fewer bits than float32: only within a tile
+        accumulator += tl.dot(probability.to(value.dtype), value)
+    else:
+        accumulator = tl.dot(probability.to(value.dtype), value, accumulator)
+    return accumulator, row_sum, new_max
 
 
 # token counts change from call to call: compiled once for all of them
@@ -113,7 +109,7 @@ def attention_kernel(
     HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr, GROUP: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     Q_BLOCK: tl.constexpr, K_BLOCK: tl.constexpr, FP8_VALUE: tl.constexpr,
-    SKIP: tl.constexpr, OWN_FIRST: tl.constexpr, COUNT: tl.constexpr, LENGTHS: tl.constexpr, TMA: tl.constexpr, VOTE: tl.constexpr,
+    SKIP: tl.constexpr, OWN_FIRST: tl.constexpr, COUNT: tl.constexpr, LENGTHS: tl.constexpr, TMA: tl.constexpr,
 ):
     """Attention of query rows [program 0 * BLOCK_M, + BLOCK_M) of head `program 1` of batch `program 2`.
 
@@ -178,18 +174,11 @@ def attention_kernel(
                 scores = tl.where((within < key_length - first)[None, :], scores, -float("inf"))
             tile_max = tl.reduce(scores, 1, _nan_maximum) * row_scale
             below = tile_max - row_max < threshold
-            if VOTE:
-                code = tl.max(tl.where(below, 0, tl.where(tile_max <= row_max, 1, 2)), 0)
-                keep = code > 0
-                raised = code > 1
-            else:
-                keep = tl.min(below.to(tl.int32), 0) == 0
-                raised = True
-            if keep:
+            if tl.min(below.to(tl.int32), 0) == 0:
                 v = _load_value(value, batch, key_head, first, key_length, value_stride_row, BLOCK_N, HEAD_DIM,
                                 PADDED_DIM, FP8_VALUE, TMA)
-                accumulator, row_sum, row_max = _update(accumulator, row_sum, row_max, scores, tile_max, raised,
-                                                        row_scale_column, v, BLOCK_M, BLOCK_N, FP8_VALUE, VOTE)
+                accumulator, row_sum, row_max = _update(accumulator, row_sum, row_max, scores, tile_max,
+                                                        row_scale_column, v, BLOCK_M, BLOCK_N, FP8_VALUE)
             else:
                 if COUNT:
                     count += 1
@@ -211,13 +200,10 @@ def attention_kernel(
             if tile == tiles - 1:
                 scores = tl.where((within < key_length - first)[None, :], scores, -float("inf"))
             tile_max = tl.reduce(scores, 1, _nan_maximum) * row_scale
-            raised = True
-            if VOTE:
-                raised = tl.max((tile_max > row_max).to(tl.int32), 0) > 0
             v = _load_value(value, batch, key_head, first, key_length, value_stride_row, BLOCK_N, HEAD_DIM,
                             PADDED_DIM, FP8_VALUE, TMA)
-            accumulator, row_sum, row_max = _update(accumulator, row_sum, row_max, scores, tile_max, raised,
-                                                    row_scale_column, v, BLOCK_M, BLOCK_N, FP8_VALUE, VOTE)
+            accumulator, row_sum, row_max = _update(accumulator, row_sum, row_max, scores, tile_max,
+                                                    row_scale_column, v, BLOCK_M, BLOCK_N, FP8_VALUE)
     result = accumulator / row_sum[:, None]
     row = first_row + tl.arange(0, BLOCK_M)
     column = tl.arange(0, PADDED_DIM)

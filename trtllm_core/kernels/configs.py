@@ -21,7 +21,6 @@ class KernelConfig:
     stages: int
     registers: int | None = None
     tma: bool = False
-    vote: bool = False
 
 
 def padded_head_dim(head_dim: int) -> int:

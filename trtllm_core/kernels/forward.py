@@ -83,6 +83,8 @@ def triton_attention(query, key, value, *, scale=None, threshold=None, quant=Non
         scale = query.shape[3] ** -0.5
     elif scale < 0:
         query, scale = -query, -scale
+    # masked scores are -inf, which times zero is NaN
+    scale = scale or 1e-30
     batch, query_length, heads, head_dim = query.shape
     _, key_length, kv_heads, _ = key.shape
     capability = _capability(query.device)
@@ -136,7 +138,7 @@ def triton_attention(query, key, value, *, scale=None, threshold=None, quant=Non
             BLOCK_M=block_m, BLOCK_N=block_n,
             Q_BLOCK=quant.q_block_size if sage else 1, K_BLOCK=quant.k_block_size if sage else 0,
             FP8_VALUE=fp8_value, SKIP=skip, OWN_FIRST=kv_order == "own_first" and query_length == key_length,
-            COUNT=skip and skipped is not None, LENGTHS=key_lengths is not None, TMA=tma, VOTE=config.vote,
+            COUNT=skip and skipped is not None, LENGTHS=key_lengths is not None, TMA=tma,
             num_warps=config.warps, num_stages=config.stages, maxnreg=config.registers, enable_fp_fusion=True,
         )
     return out
