@@ -27,7 +27,7 @@ class HopperConfig:
     v_stages: int = 2
     on_demand: bool = False
     turns: bool = False
-    summed: bool = False
+    polynomial: bool = False
 
 
 def hopper_config(head_dim: int, quant=None, skip: bool = False) -> HopperConfig:
@@ -142,7 +142,7 @@ def _launch(query, key, value, out, scale, threshold, quant, key_lengths, kv_ord
         heads // kv_heads, scale, threshold or 0.0,
         CONSUMERS=config.consumers, KEYS=config.keys, HEAD_DIM=head_dim,
         K_STAGES=config.k_stages, V_STAGES=config.v_stages, KEY_GROUP=16 if quant is None else quant.k_block_size,
-        SKIP=threshold is not None, ON_DEMAND=config.on_demand, TURNS=config.turns, SUMMED=config.summed,
+        SKIP=threshold is not None, ON_DEMAND=config.on_demand, TURNS=config.turns, POLYNOMIAL=config.polynomial,
         OWN_FIRST=kv_order == "own_first" and query_tokens == key_tokens,
         CONSUMER_REGISTERS=160 if config.consumers == 3 else 240, PRODUCER_REGISTERS=32 if config.consumers == 3 else 24,
         num_warps=4, maxnreg=128 if config.consumers == 3 else 168, enable_fp_fusion=True,

@@ -11,6 +11,8 @@ SAGE: Q and K in INT8 or FP8 with a scale per row of Q and per group of keys; P 
 in (0, 256]; V in FP8 with a scale and a mean per channel.
 """
 
+import struct
+
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
@@ -38,6 +40,23 @@ from .hopper_compat import tma_store, warpgroup_barrier
 _P_EXPONENT = gl.constexpr(8.0)
 _TO_E4M3 = gl.constexpr(
     "{ .reg .b16 a, b; cvt.rn.satfinite.e4m3x2.f32 a, $2, $1; cvt.rn.satfinite.e4m3x2.f32 b, $4, $3; mov.b32 $0, {a, b}; }"
+)
+
+
+def _float(number: float) -> str:
+    """A float32 constant as PTX writes it."""
+    return "0f" + struct.pack(">f", number).hex().upper()
+
+
+# exp2 of four numbers, three by the special-function units and one by arithmetic: in FP8 those units are as busy as the
+# tensor cores. x = n + f with f in [-.5, .5]; 2**f to 1.7e-3, where FP8 rounds by up to 6e-2; n goes into the exponent.
+_EXP2_OF_FOUR = gl.constexpr(
+    "{ .reg .f32 x, n, f; .reg .b32 i, j;"
+    " ex2.approx.ftz.f32 $0, $4; ex2.approx.ftz.f32 $1, $5; ex2.approx.ftz.f32 $2, $6;"
+    f" max.f32 x, $7, {_float(-120)}; add.rn.f32 n, x, {_float(1.5 * 2**23)};"
+    f" sub.rn.f32 f, n, {_float(1.5 * 2**23)}; sub.rn.f32 f, x, f;"
+    f" fma.rn.f32 x, f, {_float(0.23841973)}, {_float(0.70343086)}; fma.rn.f32 x, x, f, {_float(1.00044246)};"
+    " mov.b32 i, n; shl.b32 i, i, 23; mov.b32 j, x; add.s32 j, i, j; mov.b32 $3, j; }"
 )
 
 
@@ -123,9 +142,9 @@ def _clear_rows(tile, valid):
 
 @gluon.jit
 def _consume(
-    CONSUMER: gl.constexpr, output, q_slots, k_slots, v_slots, o_slots, ones, wanted, barriers, q_scales, k_scales, v_scales, v_means, skipped,
+    CONSUMER: gl.constexpr, output, q_slots, k_slots, v_slots, o_slots, wanted, barriers, q_scales, k_scales, v_scales, v_means, skipped,
     batch, row, q_head, first, tiles, key_length, query_length, scale, threshold,
-    HEAD_DIM: gl.constexpr, KEYS: gl.constexpr, KEY_GROUP: gl.constexpr, SKIP: gl.constexpr, ON_DEMAND: gl.constexpr, TURNS: gl.constexpr, SUMMED: gl.constexpr, CLEAR: gl.constexpr,
+    HEAD_DIM: gl.constexpr, KEYS: gl.constexpr, KEY_GROUP: gl.constexpr, SKIP: gl.constexpr, ON_DEMAND: gl.constexpr, TURNS: gl.constexpr, POLYNOMIAL: gl.constexpr, CLEAR: gl.constexpr,
 ):  # fmt: skip
     q_full, k_full, k_free, v_full, v_free = barriers
     CONSUMERS: gl.constexpr = q_slots.shape[0]
@@ -147,12 +166,7 @@ def _consume(
     no_scores = gl.zeros([64, KEYS], SCORE_DTYPE, SCORES)
     no_output = gl.zeros([64, HEAD_DIM], gl.float32, OUTPUT)
     accumulated = no_output
-    if SUMMED:
-        TOTAL: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 8, DEPTH])
-        no_total = gl.zeros([64, 8], gl.float32, TOTAL)
-        total = no_total
-    else:
-        total = gl.zeros([64], gl.float32, ROWS)
+    total = gl.zeros([64], gl.float32, ROWS)
     # a row past the end has an infinite maximum: it never votes
     rows = row + CONSUMER * 64 + gl.arange(0, 64, layout=ROWS)
     running = gl.where(rows < query_length, -float("inf"), float("inf"))
@@ -214,11 +228,15 @@ def _consume(
                 exponents = scores * row_scale[:, None] - (reference - _P_EXPONENT)[:, None]
             else:
                 exponents = scores * scale - reference[:, None]
-            weights = gl.exp2(exponents)
+            if POLYNOMIAL:
+                weights = gl.inline_asm_elementwise(
+                    _EXP2_OF_FOUR, "=f,=f,=f,=f,f,f,f,f", [exponents], dtype=gl.float32, is_pure=True, pack=4
+                )
+            else:
+                weights = gl.exp2(exponents)
             if QUANTIZED:
                 shrink = gl.exp2(running - reference)
-                if not SUMMED:
-                    total = total * shrink + gl.sum(weights, 1)
+                total = total * shrink + gl.sum(weights, 1)
             else:
                 rose = any_positive_in_warp(raised - running)
                 if rose:
@@ -233,14 +251,7 @@ def _consume(
                 # the tensor cores add FP8 products with 13 bits or so: each tile's sum is added to the output in float32
                 v = v_slots.index(v_slot).reshape([HEAD_DIM, KEYS]).permute((1, 0))
                 product = warpgroup_mma(operand, v, no_output, use_acc=False, is_async=True)
-                if SUMMED:
-                    sums = warpgroup_mma(
-                        gl.convert_layout(operand, gl.DotOperandLayout(0, TOTAL, 4)), ones.permute((1, 0)), no_total, use_acc=False, is_async=True
-                    )
-                    product, sums = warpgroup_mma_wait(0, deps=[product, sums])
-                    total = total * gl.convert_layout(shrink, gl.SliceLayout(1, TOTAL))[:, None] + sums
-                else:
-                    product = warpgroup_mma_wait(0, deps=[product])
+                product = warpgroup_mma_wait(0, deps=[product])
                 accumulated = accumulated * gl.convert_layout(shrink, OUTPUT_ROWS)[:, None] + product
             else:
                 v = v_slots.index(v_slot).reshape([KEYS, HEAD_DIM])
@@ -255,8 +266,6 @@ def _consume(
                 mbarrier.wait(v_full.index(v_slot), (i // V_STAGES) & 1)
         mbarrier.arrive(v_free.index(v_slot), count=1)
 
-    if SUMMED:
-        total = gl.convert_layout(gl.max(total, 1), ROWS)
     result = accumulated / gl.convert_layout(total, OUTPUT_ROWS)[:, None]
     if QUANTIZED:
         channels = gl.arange(0, HEAD_DIM, layout=gl.SliceLayout(0, OUTPUT))
@@ -276,7 +285,7 @@ def attention_kernel(
     query, key, value, output, q_scales, k_scales, v_scales, v_means, key_lengths, skipped,
     query_length, key_length, heads_per_kv, scale, threshold,
     CONSUMERS: gl.constexpr, KEYS: gl.constexpr, HEAD_DIM: gl.constexpr, K_STAGES: gl.constexpr, V_STAGES: gl.constexpr, KEY_GROUP: gl.constexpr,
-    SKIP: gl.constexpr, ON_DEMAND: gl.constexpr, TURNS: gl.constexpr, SUMMED: gl.constexpr, OWN_FIRST: gl.constexpr, CONSUMER_REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
+    SKIP: gl.constexpr, ON_DEMAND: gl.constexpr, TURNS: gl.constexpr, POLYNOMIAL: gl.constexpr, OWN_FIRST: gl.constexpr, CONSUMER_REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """Attention of one query tile of one head of one batch item.
 
@@ -303,12 +312,8 @@ def attention_kernel(
         k_scales += kv * (gl.cdiv(key_length, KEYS) * (KEYS // KEY_GROUP))
         v_scales += kv * HEAD_DIM
         v_means += kv * HEAD_DIM
-        ones = gl.allocate_shared_memory(gl.float8e4nv, [8, KEYS], gl.NVMMASharedLayout(128, 8, 2))
-        if SUMMED:
-            ones.store(gl.full([8, KEYS], 1.0, gl.float32, gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0])).to(gl.float8e4nv))
     else:
         o_slots = q_slots
-        ones = q_slots
     wanted = gl.allocate_shared_memory(gl.int32, [K_STAGES * CONSUMERS, 32], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     if ON_DEMAND:
         k_free = make_barriers(K_STAGES * CONSUMERS, 1)
@@ -327,14 +332,14 @@ def attention_kernel(
     # the argument tuples are spelled out: a tuple bound to a name would turn its constexprs into run-time values
     if CONSUMERS == 3:
         gl.warp_specialize([
-            (_consume, (gl.constexpr(0), output, q_slots, k_slots, v_slots, o_slots, ones, wanted, barriers, q_scales, k_scales, v_scales, v_means, skipped, batch, row, q_head, first, tiles, key_length, query_length, scale, threshold, HEAD_DIM, KEYS, KEY_GROUP, SKIP, ON_DEMAND, TURNS, SUMMED, CLEAR)),
-            (_consume, (gl.constexpr(1), output, q_slots, k_slots, v_slots, o_slots, ones, wanted, barriers, q_scales, k_scales, v_scales, v_means, skipped, batch, row, q_head, first, tiles, key_length, query_length, scale, threshold, HEAD_DIM, KEYS, KEY_GROUP, SKIP, ON_DEMAND, TURNS, SUMMED, CLEAR)),
-            (_consume, (gl.constexpr(2), output, q_slots, k_slots, v_slots, o_slots, ones, wanted, barriers, q_scales, k_scales, v_scales, v_means, skipped, batch, row, q_head, first, tiles, key_length, query_length, scale, threshold, HEAD_DIM, KEYS, KEY_GROUP, SKIP, ON_DEMAND, TURNS, SUMMED, CLEAR)),
+            (_consume, (gl.constexpr(0), output, q_slots, k_slots, v_slots, o_slots, wanted, barriers, q_scales, k_scales, v_scales, v_means, skipped, batch, row, q_head, first, tiles, key_length, query_length, scale, threshold, HEAD_DIM, KEYS, KEY_GROUP, SKIP, ON_DEMAND, TURNS, POLYNOMIAL, CLEAR)),
+            (_consume, (gl.constexpr(1), output, q_slots, k_slots, v_slots, o_slots, wanted, barriers, q_scales, k_scales, v_scales, v_means, skipped, batch, row, q_head, first, tiles, key_length, query_length, scale, threshold, HEAD_DIM, KEYS, KEY_GROUP, SKIP, ON_DEMAND, TURNS, POLYNOMIAL, CLEAR)),
+            (_consume, (gl.constexpr(2), output, q_slots, k_slots, v_slots, o_slots, wanted, barriers, q_scales, k_scales, v_scales, v_means, skipped, batch, row, q_head, first, tiles, key_length, query_length, scale, threshold, HEAD_DIM, KEYS, KEY_GROUP, SKIP, ON_DEMAND, TURNS, POLYNOMIAL, CLEAR)),
             (produce, (query, key, value, q_slots, k_slots, v_slots, wanted, barriers, batch, row, q_head, kv_head, first, tiles, KEYS, QUANTIZED, ON_DEMAND)),
         ], [4, 4, 1], [CONSUMER_REGISTERS, CONSUMER_REGISTERS, PRODUCER_REGISTERS])  # fmt: skip
     else:
         gl.warp_specialize([
-            (_consume, (gl.constexpr(0), output, q_slots, k_slots, v_slots, o_slots, ones, wanted, barriers, q_scales, k_scales, v_scales, v_means, skipped, batch, row, q_head, first, tiles, key_length, query_length, scale, threshold, HEAD_DIM, KEYS, KEY_GROUP, SKIP, ON_DEMAND, TURNS, SUMMED, CLEAR)),
-            (_consume, (gl.constexpr(1), output, q_slots, k_slots, v_slots, o_slots, ones, wanted, barriers, q_scales, k_scales, v_scales, v_means, skipped, batch, row, q_head, first, tiles, key_length, query_length, scale, threshold, HEAD_DIM, KEYS, KEY_GROUP, SKIP, ON_DEMAND, TURNS, SUMMED, CLEAR)),
+            (_consume, (gl.constexpr(0), output, q_slots, k_slots, v_slots, o_slots, wanted, barriers, q_scales, k_scales, v_scales, v_means, skipped, batch, row, q_head, first, tiles, key_length, query_length, scale, threshold, HEAD_DIM, KEYS, KEY_GROUP, SKIP, ON_DEMAND, TURNS, POLYNOMIAL, CLEAR)),
+            (_consume, (gl.constexpr(1), output, q_slots, k_slots, v_slots, o_slots, wanted, barriers, q_scales, k_scales, v_scales, v_means, skipped, batch, row, q_head, first, tiles, key_length, query_length, scale, threshold, HEAD_DIM, KEYS, KEY_GROUP, SKIP, ON_DEMAND, TURNS, POLYNOMIAL, CLEAR)),
             (produce, (query, key, value, q_slots, k_slots, v_slots, wanted, barriers, batch, row, q_head, kv_head, first, tiles, KEYS, QUANTIZED, ON_DEMAND)),
         ], [4, 1], [CONSUMER_REGISTERS, PRODUCER_REGISTERS])  # fmt: skip
