@@ -18,14 +18,15 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 CACHE = ROOT / ".cache"
 
+NO_GPU = ["-m", "not gpu"]
 # name -> (arguments of pytest, environment)
 SUITES = {
-    "core": (["tests/core"], {}),
-    "kernels": (["tests/kernels"], {"TRITON_INTERPRET": "1", "PYTHONPATH": str(CACHE / "triton-3.9.0")}),
+    "core": (["tests/core", *NO_GPU], {}),
+    "kernels": (["tests/kernels", *NO_GPU], {"TRITON_INTERPRET": "1", "PYTHONPATH": str(CACHE / "triton-3.9.0")}),
     # Triton 3.6.0 came with torch 2.10: the kernels must compile there too.
-    "kernels-triton-3.6.0": (["tests/kernels", "-k", "compile"], {"PYTHONPATH": str(CACHE / "triton-3.6.0")}),
-    "comfy": (["tests/comfy"], {}),
-    "browser": (["tests/browser"], {}),
+    "kernels-triton-3.6.0": (["tests/kernels", "-k", "compile", *NO_GPU], {"PYTHONPATH": str(CACHE / "triton-3.6.0")}),
+    "comfy": (["tests/comfy", *NO_GPU], {}),
+    "browser": (["tests/browser", *NO_GPU], {}),
 }
 GPU_SUITES = {
     "gpu": (["tests/core", "tests/kernels", "-m", "gpu"], {}),
@@ -41,7 +42,10 @@ def run(name, arguments, environment):
     report.unlink(missing_ok=True)
     print(f"\n{name}: pytest {' '.join(arguments)}", flush=True)
     code = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "--durations=5", f"--junitxml={report}", *arguments],
+        [
+            sys.executable, "-m", "pytest", "-q", "--durations=5", "--continue-on-collection-errors",
+            f"--junitxml={report}", *arguments,
+        ],
         cwd=ROOT, env={**os.environ, **environment}, stdin=subprocess.DEVNULL,
     ).returncode  # fmt: skip
     if code == NOTHING_COLLECTED:
