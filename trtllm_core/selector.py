@@ -17,6 +17,7 @@ from .device import (
     WORKSTATION_BLACKWELL,
     Device,
 )
+from .kernels import hopper
 from .specs import BACKEND_NAMES, AttentionSpec
 
 log = logging.getLogger("trtllm_attention")
@@ -26,11 +27,13 @@ AUTO = "auto"
 CUDNN_MINIMUM = 90500
 FA4_MINIMUM = "4.0.0b18"
 
-# The order in which auto tries backends for a dense site; TORCH_SDPA ends every list.
+# The order in which auto tries backends for a dense site; TORCH_SDPA ends every list. TRITON_ATTN
+# is dense's choice on Hopper only while FlashAttention-3 is not installed, and only through its
+# Hopper kernels: exact, and at FlashAttention-3's speed (benchmarks/results/hopper_h200.md).
 PLATFORMS = {
     DATACENTER_BLACKWELL: ("TRTLLM_ATTN", "CUDNN_ATTN", "FLASHINFER_ATTN", "FLASH_ATTN"),
     WORKSTATION_BLACKWELL: ("CUDNN_ATTN", "FLASHINFER_ATTN", "FLASH_ATTN"),
-    HOPPER: ("FLASH_ATTN",),
+    HOPPER: ("TRITON_ATTN", "FLASH_ATTN"),
     ADA: ("FLASH_ATTN",),
     AMPERE: ("FLASH_ATTN",),
 }
@@ -205,6 +208,12 @@ def _platform_reasons(name: str, request: Request, device: Device) -> tuple[str,
         reasons.append("the head size is not known")
     if name == "CUDNN_ATTN" and (device.cudnn or 0) < CUDNN_MINIMUM:
         reasons.append(f"cuDNN {CUDNN_MINIMUM} or newer is wanted, found {device.cudnn}")
+    if name == "TRITON_ATTN":
+        if device.has("flash-attn-3") or device.has("fa3-fwd"):
+            reasons.append("FlashAttention-3 is installed")
+        reasons += hopper.unsupported(
+            device.capability, request.dtype or torch.bfloat16, request.head_dim, None, device.triton
+        )
     is_blackwell = device.family in (DATACENTER_BLACKWELL, WORKSTATION_BLACKWELL)
     if name == "FLASH_ATTN" and is_blackwell and not device.has("flash-attn-4", FA4_MINIMUM):
         reasons.append(f"on Blackwell auto wants flash-attn-4 {FA4_MINIMUM} or newer")
