@@ -13,15 +13,17 @@ from comfy_api.latest import io, ui
 from ..trtllm_core.backends import Unavailable
 from ..trtllm_core.calibration import Calibration
 from ..trtllm_core.device import Device
+from ..trtllm_core.gate import TimestepGate
 from ..trtllm_core.layer_names import COMPONENTS
 from ..trtllm_core.selector import select
 from ..trtllm_core.skip_rule import TOKEN_ORDERS, SkipRule, skip_rule
 from ..trtllm_core.specs import AttentionSpec, SkipSoftmaxSpec, one_of
 from .calibration_picture import draw
+from .calibration_use import model_name
 from .hook.counting import CountingRun
 from .hook.install import install
 from .hook.layers import find_layers
-from .schema import CalibrationRunType, CalibrationType, IgnoreType, schema
+from .schema import CalibrationRunType, CalibrationType, GateType, IgnoreType, schema
 from .status import show
 
 log = logging.getLogger("trtllm_attention")
@@ -100,7 +102,7 @@ class TRTLLMLoadCalibration(io.ComfyNode):
         if calibration.is_absent:
             log.warning(text)
         show(cls.hidden.unique_id, text)
-        return io.NodeOutput(calibration, ui={"text": [text]})
+        return io.NodeOutput(calibration, ui={"text": [text], "curve": curve(calibration)})
 
 
 class TRTLLMCalibrate(io.ComfyNode):
@@ -126,6 +128,12 @@ class TRTLLMCalibrate(io.ComfyNode):
                 IgnoreType.Input(
                     "ignore", optional=True, tooltip="Layers that will stay dense: not counted."
                 ),
+                GateType.Input(
+                    "gate",
+                    optional=True,
+                    tooltip="The gate that Skip-Softmax will run with: steps that it keeps dense are "
+                    "not counted.",
+                ),
             ],
             outputs=[
                 io.Model.Output(display_name="MODEL"),
@@ -135,7 +143,7 @@ class TRTLLMCalibrate(io.ComfyNode):
         )
 
     @classmethod
-    def execute(cls, model, count_as=TOKEN_ORDERS[0], ignore=None) -> io.NodeOutput:
+    def execute(cls, model, count_as=TOKEN_ORDERS[0], ignore=None, gate=None) -> io.NodeOutput:
         one_of("count_as", count_as, (*TOKEN_ORDERS, MODELOPT))
         device = Device.current(model.load_device)
         layers = find_layers(model.get_model_object("diffusion_model"))
@@ -144,7 +152,8 @@ class TRTLLMCalibrate(io.ComfyNode):
         if count_as != MODELOPT:
             rule = _rule_here(device, sizes[0] if sizes else None, count_as)
         patterns = ignore.patterns if ignore else ()
-        run = CountingRun(device, rule, patterns, cls.hidden.unique_id)
+        until = gate.gate if gate else TimestepGate()
+        run = CountingRun(device, rule, patterns, until, cls.hidden.unique_id)
         names = tuple(layer.name for layer in layers)
         handle = CalibrationRun(run, model_name(model), names, patterns)
         show(cls.hidden.unique_id, f"counts {rule}")
@@ -196,7 +205,7 @@ class TRTLLMSaveCalibration(io.ComfyNode):
         title += f", R² {calibration.notes['r_squared']:.3f}"
         picture = draw(points, calibration, title)
         preview = ui.PreviewImage(picture, cls=cls).as_dict()
-        return io.NodeOutput(calibration, picture, ui={**preview, "text": [text]})
+        return io.NodeOutput(calibration, picture, ui={**preview, "text": [text], "curve": curve(calibration)})
 
 
 def fit(run: CalibrationRun) -> Calibration:
@@ -212,12 +221,18 @@ def fit(run: CalibrationRun) -> Calibration:
         "tile": list(rule.tile),
         "kv_order": rule.kv_order,
         "token_order": rule.token_order,
+        "counted_until_timestep": run.run.gate.disabled_until_timestep,
         "runs": counts.runs,
         "steps": run.run.steps,
         "grids": sorted(list(grid) for grid in run.run.grids),
         "key_lengths": list(counts.key_lengths),
     }
     return Calibration.fit(counts.points(), ignore=(*run.ignore, *uncounted), notes=notes)
+
+
+def curve(calibration: Calibration) -> list[float]:
+    """a and b of the curve, for the frontend; empty where there is none."""
+    return [] if calibration.is_absent else [calibration.a, calibration.b]
 
 
 def describe(calibration: Calibration) -> str:
@@ -242,11 +257,6 @@ def describe(calibration: Calibration) -> str:
         if key in notes:
             lines.append(f"{key}: {notes[key]}")
     return "\n".join(lines)
-
-
-def model_name(model) -> str:
-    """ComfyUI's name of a MODEL's architecture, such as WAN21_T2V."""
-    return type(model.model.model_config).__name__
 
 
 def _rule_here(device: Device, head_dim: int | None, token_order: str) -> SkipRule:

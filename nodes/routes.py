@@ -11,7 +11,9 @@ import functools
 import json
 import logging
 import os
+import urllib.parse
 from dataclasses import dataclass
+from pathlib import Path
 
 import comfy.model_detection
 import comfy.model_sampling
@@ -30,6 +32,7 @@ from .timestep_gate import schedule_of
 log = logging.getLogger("trtllm_attention")
 
 FOLDERS = ("diffusion_models", "checkpoints")
+PLAIN_NAME = "trtllm-attention"
 MOST_STEPS = 10000
 MOST_LAYERS = 2000
 
@@ -51,6 +54,20 @@ def add_routes() -> None:
         return
     for path, answer in (("layers", layers_answer), ("schedule", schedule_answer)):
         server.routes.post(f"/trtllm_attention/{path}")(_handler(answer))
+    _serve_under_a_plain_name()
+
+
+def _serve_under_a_plain_name() -> None:
+    """Let web/ be found where the pack's folder is called "name (1)" or the like.
+
+    ComfyUI serves a pack's web folder under the pack's own name, and its router never matches one
+    that has to be quoted.
+    """
+    import nodes
+
+    folder = Path(__file__).parents[1].name
+    if urllib.parse.quote(folder) != folder and folder in nodes.EXTENSION_WEB_DIRS:
+        nodes.EXTENSION_WEB_DIRS[PLAIN_NAME] = nodes.EXTENSION_WEB_DIRS.pop(folder)
 
 
 def _handler(answer):
