@@ -111,7 +111,7 @@ def _progress(backend: str, what: str, recipe: Callable[[], object] | None):
         *(backend, what, files, cores, minutes),
     )
     folder = Path(specification.jit_library_path).parent
-    begin, clock, done = time.time(), time.monotonic(), threading.Event()
+    begin, clock, done = time.time() - 1, time.monotonic(), threading.Event()
 
     def watch():
         while not done.wait(PROGRESS_SECONDS):

@@ -124,7 +124,9 @@ def _prepared_kernel(call: AttentionCall, dtype: torch.dtype, asked: str | None)
     key = (kernel, dtype, head_dim, masked)
     if key not in _prepared:
         token = torch.zeros(1, 1, head_dim, dtype=dtype, device=call.query.device)
-        features = {"custom_mask": torch.ones(1, 1, dtype=torch.bool, device=token.device)} if masked else {}
+        features = {}
+        if masked:
+            features["custom_mask"] = torch.ones(1, 1, dtype=torch.bool, device=token.device)
         build(
             REQUIREMENTS.backend,
             f"{kernel} kernels for {'masks, ' if masked else ''}{str(dtype).removeprefix('torch.')}, head size {head_dim}",

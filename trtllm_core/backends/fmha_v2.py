@@ -1,12 +1,17 @@
 """FMHA_V2: TensorRT-LLM's FMHA v2 kernels, compiled by FlashInfer on first use. Hopper.
 
 The kernels skip per 64 query rows and 128 keys (256 at head size 64), and visit KV tiles in order
-from the first; `kv_order` means nothing to them. A combination that was never compiled is an assert
-that release builds drop: the output would be uninitialised memory. So every limit is checked here.
+from the first; `kv_order` means nothing to them. In the last, partly filled query tile the rows behind
+the end vote too, so it skips less than its own rows would allow.
 
-One limit is in no message of FlashInfer's (0.6.16 to 0.7.4): the kernels address K and V with the row
+A combination that was never compiled is an assert that release builds drop: the output would be
+uninitialised memory. So every limit is checked here. One of them is in no message of FlashInfer's (0.6.16 to 0.7.4): the kernels address K and V with the row
 count of Q. Fewer keys than queries are read past their end, more are taken for zeros. So all three
 are given the same number of rows, and the keys end where the cumulative lengths say.
+
+bfloat16 only: the fp16 kernels accumulate q k^T in fp16, which overflows silently at 65504 before the
+scale, and float16 inputs cast to bfloat16 come out more exact than from them (measured on an H200:
+3.3e-3 against 7.0e-3, benchmarks/results/fmha_v2_h200.md).
 """
 
 from __future__ import annotations
@@ -14,14 +19,14 @@ from __future__ import annotations
 import torch
 
 from ..device import Device
-from . import HALF, AttentionCall, Package, Request, Requirements, Unavailable, import_names
+from . import AttentionCall, Package, Request, Requirements, Unavailable, import_names
 from ._flashinfer import COMPILER, INSTALL, Sequences, build, key_lengths, mismatches, sequences, workspace
 
 REQUIREMENTS = Requirements(
     backend="FMHA_V2",
     summary="TensorRT-LLM FMHA v2 through FlashInfer",
     capabilities=((9, 0),),
-    dtypes=HALF,
+    dtypes=(torch.bfloat16,),
     head_dims=(64, 128),
     mask="padding",
     skip_softmax=True,
@@ -30,9 +35,8 @@ REQUIREMENTS = Requirements(
 
 LAYOUT = "SEPARATE_Q_K_V"
 WORKSPACE_BYTES = 16 << 20
-# Filled by `load`: FlashInfer's functions. `prepare` adds the dtypes whose kernels are compiled.
+# Filled by `load`: FlashInfer's functions.
 _attention = _module = _recipe = None
-_prepared: set[torch.dtype] = set()
 
 
 def refusals(request: Request, device: Device) -> tuple[str, ...]:
@@ -41,37 +45,28 @@ def refusals(request: Request, device: Device) -> tuple[str, ...]:
 
 
 def load(device: Device) -> None:
-    """Import the Python side. The kernels of a dtype are compiled by `prepare`."""
+    """Import the Python side; the kernels are compiled by `prepare`."""
     global _attention, _module, _recipe
     names = ("trtllm_fmha_v2_prefill", "get_trtllm_fmha_v2_module", "gen_fmha_v2_module")
     _attention, _module, _recipe = import_names(REQUIREMENTS.backend, "flashinfer.prefill", *names)
 
 
-def prepare(dtype: torch.dtype) -> None:
-    """Compile the kernels for `dtype`, unless this machine or process has them: minutes, announced.
+def prepare() -> None:
+    """Compile the kernels, unless this machine or process has them: minutes, announced.
 
     `run` calls it, and the self-check before sampling calls `run`. Raises `Unavailable`.
     """
-    if dtype not in _prepared:
-        what = f"the {str(dtype).removeprefix('torch.')} kernels"
-        # FlashInfer keeps modules by these very arguments
-        build(
-            REQUIREMENTS.backend,
-            what,
-            lambda: _module(LAYOUT, dtype, None),
-            COMPILER,
-            lambda: _recipe(LAYOUT, dtype, None),
-        )
-        _prepared.add(dtype)
+    key = (LAYOUT, torch.bfloat16, None)  # FlashInfer keeps modules by these very arguments
+    build(REQUIREMENTS.backend, "its kernels", lambda: _module(*key), COMPILER, lambda: _recipe(*key))
 
 
 def limits(call: AttentionCall) -> tuple[str, ...]:
     """Every reason why the kernels would not compute `call`, from its shapes alone."""
     found = []
     query, key = call.query, call.key
-    if query.dtype not in REQUIREMENTS.dtypes or {key.dtype, call.value.dtype} != {query.dtype}:
+    if {query.dtype, key.dtype, call.value.dtype} != {torch.bfloat16}:
         dtypes = ", ".join(str(x.dtype).removeprefix("torch.") for x in (query, key, call.value))
-        found.append(f"q, k and v must all be bfloat16 or all float16, not {dtypes}")
+        found.append(f"q, k and v must be bfloat16, not {dtypes}")
     if query.shape[-1] not in REQUIREMENTS.head_dims:
         found.append(f"head size {query.shape[-1]} has no kernel here")
     if query.shape[-1] != key.shape[-1] or key.shape != call.value.shape:
@@ -90,7 +85,7 @@ def run(call: AttentionCall) -> torch.Tensor:
     reasons = limits(call)
     if reasons:
         raise Unavailable(REQUIREMENTS.backend, reasons)
-    prepare(call.query.dtype)
+    prepare()
     tokens = call.query.shape[1]
     out = torch.empty(call.query.shape, dtype=call.query.dtype, device=call.query.device)
     lengths = set(key_lengths(call))

@@ -73,7 +73,8 @@ def load(device: Device) -> None:
     attention, module, recipe = import_names(REQUIREMENTS.backend, "flashinfer.prefill", *names)
     build(REQUIREMENTS.backend, "FlashInfer's trtllm-gen launcher", module, BINARIES, recipe)
     if device.has("flashinfer", SAGE_VERSION):
-        (_quantize,) = import_names(REQUIREMENTS.backend, "flashinfer.prefill", "trtllm_sage_attention_quantize")
+        quantize = "trtllm_sage_attention_quantize"
+        (_quantize,) = import_names(REQUIREMENTS.backend, "flashinfer.prefill", quantize)
         _keywords = frozenset(inspect.signature(_quantize).parameters)
     _keywords |= frozenset(inspect.signature(attention).parameters)
     _attention = attention

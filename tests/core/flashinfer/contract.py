@@ -31,7 +31,7 @@ SHAPES = [(1, 1, 1, 1, 1), (2, 63, 63, 4, 2), (1, 200, 77, 2, 1), (3, 129, 300, 
 @pytest.fixture(autouse=True)
 def forget(monkeypatch):
     """Each test starts as a new process: nothing built, warned or allocated."""
-    for state in (_flashinfer._built, _flashinfer._workspaces, fmha_v2._prepared, flashinfer_attn._prepared):
+    for state in (_flashinfer._built, _flashinfer._workspaces, flashinfer_attn._prepared):
         state.clear()
     trtllm_attn._warned_short.clear()
 
@@ -104,6 +104,11 @@ def padded(shape, lengths):
     return torch.arange(shape[1]) < torch.tensor(lengths)[:, None]
 
 
+def whole_tiles(module, q):
+    """How many queries skip by the rule alone: in FMHA_V2's last, partly filled tile others vote too."""
+    return q.shape[1] // 64 * 64 if module is fmha_v2 else q.shape[1]
+
+
 # Dense
 
 
@@ -144,10 +149,9 @@ def test_a_batch_equals_its_parts(module):
         assert torch.equal(out[part], run(module, q[part], k[part], v[part]))
 
 
-def test_fp16_and_small_heads_of_fmha_v2():
-    for dtype, dim in ((FP16, 64), (FP16, 128), (BF16, 64)):
-        q, k, v = make(dtype=dtype, dim=dim)
-        expect_close(run(fmha_v2, q, k, v), exact(q, k, v, dim**-0.5), bound(q, k, v))
+def test_small_heads_of_fmha_v2():
+    q, k, v = make(dim=64)
+    expect_close(run(fmha_v2, q, k, v), exact(q, k, v, 64**-0.5), bound(q, k, v))
 
 
 # Skip-Softmax
@@ -170,8 +174,9 @@ def test_skips_what_the_reference_skips(module, tile, keys):
         *(x.double() for x in (q, k, v)), threshold=0.5, tile=tile, kv_order="sequential"
     )
     assert 0 < stats.skipped < stats.total
+    rows = whole_tiles(module, q)
     out = run(module, q, k, v, threshold=0.5)
-    expect_close(out, expected, bound(q, k, v))
+    expect_close(out[:, :rows], expected[:, :rows], bound(q, k, v))
     assert error(run(module, q, k, v), expected) > 10 * bound(q, k, v)
 
 
@@ -186,7 +191,8 @@ def test_threshold_is_the_same_for_padded_sequences(module, tile):
             *(x.double() for x in part), threshold=0.5, tile=tile, kv_order="sequential"
         )
         assert stats.skipped
-        expect_close(out[row : row + 1], expected, bound(*part))
+        rows = whole_tiles(module, q)
+        expect_close(out[row : row + 1, :rows], expected[:, :rows], bound(*part))
 
 
 # SAGE
@@ -425,9 +431,11 @@ def test_breakages_of_fmha_v2_are_seen(name):
 
 def _broken(module, q, k, v, fields, tile, limit, change):
     expected, _ = reference.attention(*(x.float() for x in (q, k, v)), tile=tile, kv_order="sequential", **fields)
-    expect_close(run(module, q, k, v, **fields), expected, limit)
+    rows = whole_tiles(module, q)
+    expect_close(run(module, q, k, v, **fields)[:, :rows], expected[:, :rows], limit)
     with pytest.raises((AssertionError, Unavailable, IndexError)):
-        expect_close(run(module, q, k, v, change=change, **fields), expected, limit)
+        out = run(module, q, k, v, change=change, **fields)
+        expect_close(out[:, :rows], expected[:, :rows], limit)
 
 
 def test_breakages_of_flashinfer_attn_are_seen():
@@ -447,7 +455,7 @@ def test_fmha_v2_checks_every_limit_before_the_kernel():
     q, k, v = make(heads=3, key_heads=2, dim=96, dtype=torch.float32)
     with pytest.raises(Unavailable) as caught:
         run(fmha_v2, q, k, v, scale=0.0, mask=torch.ones(1, 1, 1, 200, dtype=torch.bool))
-    for words in ("float32", "head size 96", "3 query heads", "not a mask", "scale=0.0"):
+    for words in ("must be bfloat16, not float32", "head size 96", "3 query heads", "not a mask", "scale=0.0"):
         assert words in str(caught.value)
 
 
@@ -469,8 +477,8 @@ def test_a_failed_build_is_said_and_remembered(monkeypatch):
         fmha_v2._recipe = fmha_v2._module = fail
         for _ in range(2):
             with pytest.raises(Unavailable, match="unsupported compiler.*CUDA_HOME") as caught:
-                fmha_v2.prepare(BF16)
-    assert tries == [1] and "bfloat16 kernels could not be built" in str(caught.value)
+                fmha_v2.prepare()
+    assert tries == [1] and "its kernels could not be built" in str(caught.value)
 
 
 def test_missing_binaries_offline(monkeypatch):

@@ -238,8 +238,11 @@ class FmhaV2:
             q, k, v = query[rows].double(), key[keys].double(), value[keys].double()
             k[max(len(query) - starts_kv[b], 0) :], v[max(len(query) - starts_kv[b], 0) :] = 0, 0
             assert len(k) == starts_kv[b + 1] - starts_kv[b] <= max_kv_len
-            causal = mask != "padding"
-            out[rows] = (attend(q, k, v, scale, factor / len(k), tile, causal=causal) * bmm2).to(out.dtype)
+            # what lies behind the last query, the next sequence or zeros, votes on skipping with it
+            behind = query[rows.stop : rows.stop + -len(q) % tile[0]].double()
+            voters = torch.cat([q, behind, q.new_zeros(-(len(q) + len(behind)) % tile[0], *q.shape[1:])])
+            result = attend(voters, k, v, scale, factor / len(k), tile, causal=mask != "padding")
+            out[rows] = (result[: len(q)] * bmm2).to(out.dtype)
 
 
 class Prefill:
