@@ -10,6 +10,7 @@ from comfy_api.latest import io
 from ..trtllm_core.api import TOKEN_ORDERS
 from ..trtllm_core.device import Device
 from ..trtllm_core.layer_names import LayerPatterns
+from .calibration_use import model_name, warn_of_calibration
 from .effect import describe_role
 from .hook.install import install
 from .hook.layers import Layer, find_layers
@@ -92,14 +93,14 @@ class TRTLLMAttentionPatch(io.ComfyNode):
         )
         patched = install(model, run)
         layers = find_layers(patched.get_model_object("diffusion_model"))
-        lines = _plan_roles(run, layers, _compute_dtype(model))
+        lines = _plan_roles(run, layers, _compute_dtype(model), model_name(model))
         _warn_of_unmatched_patterns(run, layers)
         text = holder.description = progress.heading = "\n".join(lines)
         show(cls.hidden.unique_id, text)
         return io.NodeOutput(patched, holder, run.config.to_json(), ui={"text": [text]})
 
 
-def _plan_roles(run: PatchRun, layers: tuple[Layer, ...], dtype) -> list[str]:
+def _plan_roles(run: PatchRun, layers: tuple[Layer, ...], dtype, model: str) -> list[str]:
     """Plan every role the model is known to have, so that a refusal comes before sampling."""
     sizes: dict[str, int | None] = {}
     for layer in layers:
@@ -113,6 +114,7 @@ def _plan_roles(run: PatchRun, layers: tuple[Layer, ...], dtype) -> list[str]:
                 f"role {role}: target_sparsity needs a calibration of this model; wire Load "
                 "Calibration into Skip-Softmax, or switch its mode to threshold"
             )
+        warn_of_calibration(run, role, decided, layers, model)
         lines.append(describe_role(run, role, decided, layers))
     return lines
 

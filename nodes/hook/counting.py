@@ -5,6 +5,7 @@ from __future__ import annotations
 from ...trtllm_core.backends import AttentionCall
 from ...trtllm_core.calibration_counts import CalibrationCounts
 from ...trtllm_core.device import Device
+from ...trtllm_core.gate import TimestepGate
 from ...trtllm_core.layer_names import LayerPatterns
 from ...trtllm_core.skip_rule import SkipRule
 from ..status import show
@@ -15,10 +16,17 @@ from .run import PatchRun
 class CountingRun(PatchRun):
     """Dense attention that counts each self-attention call before it is computed.
 
-    What was counted in a run that is cancelled stays; the next run adds to it.
+    Layers that `ignore` names and steps that `gate` keeps dense are left out. What was counted in a run that is cancelled stays; the next run adds to it.
     """
 
-    def __init__(self, device: Device, rule: SkipRule, ignore: tuple[str, ...], node_id: str | None):
+    def __init__(
+        self,
+        device: Device,
+        rule: SkipRule,
+        ignore: tuple[str, ...] = (),
+        gate: TimestepGate = TimestepGate(),
+        node_id: str | None = None,
+    ):
         super().__init__(
             RoleSettings(),
             {},
@@ -28,6 +36,7 @@ class CountingRun(PatchRun):
             count_tiles=False,
         )
         self.counts = CalibrationCounts(rule)
+        self.gate = gate
         self.dense_layers = LayerPatterns(ignore)
         self.grids: set[tuple[int, int, int]] = set()
         self.steps: list[int] = []
@@ -50,7 +59,7 @@ class CountingRun(PatchRun):
         self._show(f"{self.summary()}; run it through Save Calibration")
 
     def observe(self, site, call: AttentionCall) -> None:
-        if site.role != "self" or self.stats is None:
+        if site.role != "self" or self.stats is None or self.gate.is_dense(self.clock.timestep):
             return
         counted = self._counted.get(site.layer)
         if counted is None:

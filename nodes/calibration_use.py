@@ -1,0 +1,31 @@
+"""What a user should hear of a calibration before the model is sampled with it."""
+
+from __future__ import annotations
+
+from ..trtllm_core.api import Plan
+from ..trtllm_core.skip_rule import skip_rule
+from .hook.layers import Layer
+from .hook.run import PatchRun
+
+
+def warn_of_calibration(
+    run: PatchRun, role: str, decided: Plan, layers: tuple[Layer, ...], model: str
+) -> None:
+    """Log, once each, what speaks against the curve of `role`; nothing for a role without one."""
+    settings, _ = run.settings_for(role)
+    skip, calibration = decided.spec.skip_softmax, settings.calibration
+    if skip is None or skip.target_sparsity is None or calibration is None:
+        return
+    sizes = [layer.head_dim for layer in layers if role in layer.roles]
+    order = "cubes" if run.cubes else "sequential"
+    rule = skip_rule(
+        decided.active.backend, run.device, sizes[0] if sizes else None, order, decided.spec.quant
+    )
+    names = [layer.name for layer in layers]
+    for text in calibration.warnings(skip.target_sparsity, used=rule, layers=names, model=model):
+        run.say(text)
+
+
+def model_name(model) -> str:
+    """ComfyUI's name of a MODEL's architecture, such as WAN21_T2V."""
+    return type(model.model.model_config).__name__
