@@ -8,14 +8,14 @@ import numpy
 import torch
 from PIL import Image, ImageDraw, ImageFont
 
-CELL = 400  # pixels, the longer side of a frame
+CELL = 320  # pixels, the longer side of a frame
 LABEL, GAP, HEADER = 130, 10, 92
 INK, QUIET = "#1f2328", "#59636e"
 LARGEST_FACTOR = 256
 NEARLY_ALL = 0.999
 
 
-def choose_frames(scores: list[float], count: int = 6) -> list[int]:
+def choose_frames(scores: list[float], count: int = 4) -> list[int]:
     """Up to `count` frames evenly spread, and the one that scores lowest."""
     last = len(scores) - 1
     spread = {round(last * i / max(count - 1, 1)) for i in range(count)}
@@ -44,7 +44,7 @@ def draw(
     size = LABEL + 3 * (width + GAP), HEADER + len(labels) * (height + GAP)
     image = Image.new("RGB", size, "white")
     pen = ImageDraw.Draw(image)
-    large, small = ImageFont.load_default(20), ImageFont.load_default(15)
+    large, small = ImageFont.load_default(24), ImageFont.load_default(17)
     pen.text((GAP, 14), title, fill=INK, font=large)
     difference = (a - b).abs() * factor
     columns = (*names, f"|a - b| x {factor}")
@@ -52,7 +52,7 @@ def draw(
         pen.text((LABEL + column * (width + GAP), HEADER - 10), heading, fill=INK, font=small, anchor="ls")
     for row, label in enumerate(labels):
         y = HEADER + row * (height + GAP)
-        pen.text((GAP, y), label, fill=QUIET, font=small, spacing=6)
+        pen.text((GAP, y), label, fill=QUIET, font=small, spacing=8)
         for column, frames in enumerate((a, b, difference)):
             cell = _picture(frames[row]).resize((width, height), resample)
             image.paste(cell, (LABEL + column * (width + GAP), y))

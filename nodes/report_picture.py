@@ -154,7 +154,7 @@ def _draw_row_labels(pen, rows, top: int, row_height: float) -> None:
 
 def _draw_gate(pen, group: Group, steps: int, top: int, height: int) -> None:
     x = LEFT + round(group.dense_steps * PLOT / steps)
-    pen.line([(x, top - 6), (x, top + height)], fill=GATE, width=3)
+    pen.line([(x, top), (x, top + height)], fill=GATE, width=3)
     words = f"gate t = {group.cutoff:g}: {group.dense_steps} of {steps} steps dense"
     _text(pen, (LEFT + PLOT, top - 6), words, 15, GATE, "rs")
 

@@ -7,7 +7,7 @@ from comfyui_version import __version__ as comfyui_version
 
 from ..trtllm_core.device import Device
 from ..trtllm_core.specs import AttentionSpec
-from ..trtllm_core.stats import RunStats
+from ..trtllm_core.stats import RunStats, SiteStats
 from .report_summary import RoleTotals, by_role, dense_steps, duration, operations
 from .wires import RoleSettings, StatsHolder
 
@@ -21,9 +21,9 @@ NEVER_CALLED = (
     "The patch was never called: the model's attention does not go through ComfyUI's "
     "optimized_attention, or a node after the Attention Patch replaced it."
 )
-NOT_COUNTED = (
-    "Skipped tiles and times were not recorded in this run: the Attention Patch ran before its stats "
-    "output was linked. The next run records them; change the seed to make it sample again."
+NOT_RECORDED = (
+    "{} not recorded in this run: the Attention Patch ran before its stats output was linked. The next "
+    "run records them; change the seed to make it sample again."
 )
 FORMULA = (
     "Work is 4 · batch · heads · queries · keys · head size operations a call. A skipped tile leaves "
@@ -154,11 +154,11 @@ def _layers(roles: list[RoleTotals]) -> str:
     """The layers that skip least and most: what an ignore list is made from."""
     lines = []
     for totals in roles:
-        shares = {}
-        for layer in totals.layers:
-            counted = RoleTotals(totals.role, [s for s in totals.sites if s.layer == layer]).sparsity
-            if counted is not None:
-                shares[layer] = counted
+        sites: dict[str, list[SiteStats]] = {}
+        for site in totals.sites:
+            sites.setdefault(site.layer, []).append(site)
+        counted = {layer: RoleTotals(totals.role, found).sparsity for layer, found in sites.items()}
+        shares = {layer: share for layer, share in counted.items() if share is not None}
         ordered = sorted(shares, key=shares.get)
         picked = [("least to most", ordered)]
         if len(ordered) > 2 * FEW:
@@ -178,8 +178,9 @@ def _declined(run: RunStats) -> str:
 
 def _notes(run: RunStats, roles: list[RoleTotals], stats: StatsHolder) -> str:
     lines = []
-    if roles and not run.count_tiles:
-        lines.append(NOT_COUNTED)
+    if roles and run.times is None:
+        missing = "Times were" if run.count_tiles else "Skipped tiles and times were"
+        lines.append(NOT_RECORDED.format(missing))
     for totals in roles:
         lines += _role_notes(run, totals, stats.patch.settings_for(totals.role)[0])
     if any(totals.seconds is not None for totals in roles):

@@ -110,12 +110,12 @@ def test_the_difference_is_amplified_by_a_power_of_two(compare, difference, fact
 
 def test_the_strip_shows_a_b_and_the_amplified_difference(compare):
     picture = importlib.import_module(compare.__name__ + "_picture")
-    a = torch.full((1, 3, 100, 200), 0.25)
+    a = torch.full((1, 3, 160, 320), 0.25)
     b = a.clone()
     b[:, 0] += 0.1
     strip = picture.draw(a, b, ["frame 1"], "title", ("a", "b"))[0]
     y, left = picture.HEADER + 50, picture.LABEL + 50
-    pitch = 400 + picture.GAP
+    pitch = picture.CELL + picture.GAP
     found = [strip[y, left + column * pitch].tolist() for column in range(3)]
     expected = [[0.25, 0.25, 0.25], [0.35, 0.25, 0.25], [0.8, 0, 0]]
     for pixel, colour in zip(found, expected):
@@ -126,7 +126,7 @@ def test_the_worst_frame_is_in_the_strip(compare):
     picture = importlib.import_module(compare.__name__ + "_picture")
     scores = [40.0] * 81
     scores[23] = 12.0
-    assert picture.choose_frames(scores) == [0, 16, 23, 32, 48, 64, 80]
+    assert picture.choose_frames(scores) == [0, 23, 27, 53, 80]
     assert picture.choose_frames([1.0]) == [0]
 
 

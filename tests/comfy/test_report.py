@@ -1,6 +1,9 @@
 """The report node in the real ComfyUI: its numbers, its picture, and what it says when there is nothing."""
 
+import importlib
 import re
+import time
+from types import SimpleNamespace
 
 import pytest
 from harness.graphs import Graph
@@ -141,10 +144,12 @@ def test_a_report_linked_after_the_run_says_so_and_the_next_run_counts(comfy_ser
     comfy_server.run(without)
     graph, report, _ = graph_with_report(seed=901, threshold=1.5, probe=False)
     first = text_of(comfy_server.run(graph), report)
-    assert "were not recorded in this run" in first and row(first, "What it gave", "self")["skipped"] == "-"
+    assert "times were not recorded in this run" in first.lower()
+    assert row(first, "What it gave", "self")["time"] == "-"
     graph, report, _ = graph_with_report(seed=902, threshold=1.5, probe=False)
     second = text_of(comfy_server.run(graph), report)
-    assert "were not recorded" not in second and "%" in row(second, "What it gave", "self")["skipped"]
+    gave = row(second, "What it gave", "self")
+    assert "not recorded" not in second and gave["time"] != "-" and "%" in gave["skipped"]
     assert "## Runs of this patch" in second
 
 
@@ -161,6 +166,68 @@ def test_calls_left_to_comfyui_are_listed_with_the_reason(comfy_server):
 def test_a_gate_that_never_opens_is_explained(comfy_server):
     graph, report, _ = graph_with_report(gate=0.05, probe=False)
     assert "no call used it: the gate kept every step dense" in text_of(comfy_server.run(graph), report)
+
+
+@pytest.fixture(scope="module")
+def report_parts(pack):
+    """(report_text, report_picture, wires, stats, device) of the pack."""
+    names = ("nodes.report_text", "nodes.report_picture", "nodes.wires", "trtllm_core.stats", "trtllm_core.device")
+    return [importlib.import_module(f"{pack.__name__}.{name}") for name in names]
+
+
+def made_up_run(stats, layers, steps, reached=None, counted=True):
+    """Self calls of `layers` layers that skip half of their tiles from the third step on."""
+    run = stats.RunStats(count_tiles=True, steps=steps)
+    for step in range(reached or steps):
+        for layer in range(layers):
+            site = run.site(f"double_blocks.{layer}", "self", step, 1 - step / steps)
+            site.calls, site.work, site.seconds = 2, 2 * 10**12, 0.02
+            site.backends["TRITON_ATTN/hopper"] += 2
+            if step >= 2:
+                site.sparse_calls, site.sparse_work, site.total_tiles = 2, 2 * 10**12, 100
+                site.skipped_tiles = 50 if counted else None
+    return run
+
+
+def holder_of(wires, device, *runs):
+    patch = SimpleNamespace(settings_for=lambda role: (wires.RoleSettings(), "default"), device=device)
+    return wires.StatsHolder(runs=list(runs), patch=patch)
+
+
+def test_a_run_that_ended_early_a_gpu_and_its_kernel_are_named(report_parts):
+    text, _, wires, stats, device = report_parts
+    gpu = device.Device("cuda", (9, 0), "NVIDIA H200", cudnn=91002, packages={"triton": "3.6.0"})
+    holder = holder_of(wires, gpu, made_up_run(stats, 2, 20), made_up_run(stats, 2, 20, reached=5))
+    words = text.report(holder)
+    assert "Ended at step 5 of 20" in words.split("\n")[2]
+    assert row(words, "What ran", "self")["ran"] == "TRITON_ATTN/hopper x 20"
+    assert "NVIDIA H200 (sm_90), torch" in words and "cuDNN 91002, triton 3.6.0" in words
+    assert "| -1 | 20 steps | 80 | 72 | 50.0% |" in words
+    gave = row(words, "What it gave", "self")
+    assert (gave["work"], gave["saved"], gave["time"]) == ("20 TFLOP", "15.0%", "200 ms")
+    assert gave["a sparse call"] == "10 ms"
+
+
+def test_a_backend_that_cannot_count_and_compilation_are_said(report_parts):
+    text, _, wires, stats, device = report_parts
+    run = made_up_run(stats, 4, 5, counted=False)
+    next(iter(run.sites.values())).seconds = 30.0
+    words = text.report(holder_of(wires, device.Device("cuda", (9, 0)), run))
+    assert "self: TRITON_ATTN/hopper cannot count skipped tiles" in words
+    assert "self: 30 s of its time are beyond calls times their median" in words
+    assert row(words, "What it gave", "self")["skipped"] == "-"
+
+
+@pytest.mark.parametrize("layers, steps, height", [(6, 3, 500), (40, 50, 1100), (200, 1000, 1200)])
+def test_a_picture_of_any_size_is_readable_and_quick(report_parts, layers, steps, height):
+    _, picture, _, stats, _ = report_parts
+    run = made_up_run(stats, layers, steps)
+    started = time.perf_counter()
+    drawn = picture.draw(run, "title", "subtitle", {"self": 0.99})
+    assert drawn.shape[2] == 1280 and drawn.shape[1] < height
+    assert time.perf_counter() - started < 60
+    last = drawn[0, picture.TOP + picture.HEADER + 2, picture.LEFT + picture.PLOT - 2] * 255
+    assert last.tolist() == pytest.approx([53, 162, 159], abs=1)
 
 
 @pytest.mark.parametrize("prefix", ["../outside", "/outside"])
