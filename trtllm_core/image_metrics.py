@@ -55,5 +55,8 @@ def _blur(x: torch.Tensor) -> torch.Tensor:
     weights = (weights / weights.sum()).tolist()
     for axis in (-1, -2):
         size = x.shape[axis] - WINDOW + 1
-        x = sum(weight * x.narrow(axis, start, size) for start, weight in enumerate(weights))
+        blurred = weights[0] * x.narrow(axis, 0, size)
+        for start, weight in enumerate(weights[1:], 1):
+            blurred.add_(x.narrow(axis, start, size), alpha=weight)
+        x = blurred
     return x
