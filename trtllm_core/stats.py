@@ -98,8 +98,10 @@ class RunStats:
 
     def finish(self) -> None:
         """Read the device counters, the one wait of a run, and let the tensors go."""
-        for key, counter in self._counters.items():
-            self.sites[key].skipped_tiles = int(counter)
+        if self._counters:
+            counts = torch.cat([counter.to(self._chunk.device) for counter in self._counters.values()])
+            for key, count in zip(self._counters, counts.tolist(), strict=True):
+                self.sites[key].skipped_tiles = count
         self._counters.clear()
         self._chunk = None
         if self.times is not None:
