@@ -187,6 +187,14 @@ class TRTLLMSaveCalibration(io.ComfyNode):
         )
 
     @classmethod
+    def validate_inputs(cls, filename):
+        try:
+            _target(filename)
+        except ValueError as error:
+            return str(error)  # before an hour of sampling, not after it
+        return True
+
+    @classmethod
     def execute(cls, run, samples, filename) -> io.NodeOutput:
         target = _target(filename)
         points = run.run.counts.points()

@@ -1,14 +1,17 @@
 """Calibration in the real ComfyUI: count, fit, save, load in another process, and sample with it."""
 
+import importlib
 import json
+from types import SimpleNamespace
 
 import pytest
+import torch
 from harness.graphs import Graph
 from harness.server import PromptError
 
 TRAINED = "tiny_wan21_t2v.safetensors"
-# 8 x 16 x 16 tokens, the smallest grid that the model was trained on
-SIZE = {"width": 256, "height": 256, "length": 29}
+# 8 x 12 x 12 tokens: 9 x 18 tiles
+SIZE = {"width": 192, "height": 192, "length": 29}
 
 
 def trained(graph):
@@ -55,7 +58,7 @@ def test_count_save_load_elsewhere_and_sample(comfy_server, new_server):
     assert "blocks.1.attn1" not in group["ignore"]
     notes = block["trtllm_attention"]
     assert notes["model"] == "WAN21_T2V" and notes["steps"] == [3, 3]
-    assert notes["grids"] == [[8, 16, 16]] and notes["key_lengths"] == [2048]
+    assert notes["grids"] == [[8, 12, 12]] and notes["key_lengths"] == [1152]
     assert (notes["tile"], notes["kv_order"], notes["token_order"]) == ([128, 64], "own_first", "cubes")
 
     other = new_server(args=["--use-pytorch-cross-attention"])
@@ -137,7 +140,9 @@ def test_a_fit_that_cannot_be_right_is_refused(comfy_server):
 def test_a_file_name_must_stay_in_its_folder(comfy_server, filename):
     graph = Graph()
     calibrate(graph, filename)
-    refused(comfy_server, graph, "filename=")
+    with pytest.raises(PromptError, match="filename=") as caught:
+        comfy_server.run(graph)
+    assert caught.value.refused  # before sampling
 
 
 def test_another_models_calibration_is_not_replaced(comfy_server):
@@ -212,3 +217,69 @@ def test_a_changed_file_is_read_again(comfy_server, two_experts):
     file = two_experts / "transformer" / "config.json"
     file.write_text(file.read_text().replace("100.0", "300.0"))
     assert "λ = 300" in comfy_server.run(load_graph[2]).ui(load_graph[0])["text"][0]
+
+
+@pytest.fixture
+def counting(pack):
+    """CountingRun and what it is made of, from the pack in this process."""
+
+    def part(name):
+        return importlib.import_module(f"{pack.__name__}.{name}")
+
+    class Counting:
+        Call = part("trtllm_core.backends").AttentionCall
+        Gate = part("trtllm_core.gate").TimestepGate
+
+        def run(self, **options):
+            rule = part("trtllm_core.skip_rule").SkipRule((16, 16))
+            device = part("trtllm_core.device").Device.current("cpu")
+            return part("nodes.hook.counting").CountingRun(device, rule, **options)
+
+        def call(self, run, layer="blocks.0.self_attn", role="self", length=64, mask=None):
+            x = torch.randn(1, length, 2, 32, generator=torch.Generator().manual_seed(length)) * 3
+            site = SimpleNamespace(layer=layer, role=role)
+            run.observe(site, self.Call(x, x, x, scale=1.0, mask=mask))
+
+    return Counting()
+
+
+def test_a_cancelled_run_keeps_its_counts_and_says_so(counting):
+    run = counting.run()
+    run.start(torch.tensor([1.0, 0.8, 0.5, 0.0]))
+    for _ in range(2):
+        counting.call(run)
+    run.finish()  # at the first of three steps
+    assert run.summary() == "2 calls of 1 layers in 1 runs counted (1 cut short)"
+    assert len(run.counts.points()) == 2 * 22
+    run.start(torch.tensor([1.0, 0.8, 0.0]))
+    run.clock.step = 1
+    counting.call(run)
+    run.finish()
+    assert run.summary() == "3 calls of 1 layers in 2 runs counted (1 cut short)"
+
+
+def test_what_is_left_out_of_the_counts(counting):
+    run = counting.run(ignore=("blocks.1.attn1",), gate=counting.Gate(0.9))
+    counting.call(run)  # before a run
+    run.start(torch.tensor([1.0, 0.5, 0.0]))
+    run.clock.timestep = 0.95
+    counting.call(run)  # the gate keeps it dense
+    run.clock.timestep = 0.5
+    counting.call(run, layer="blocks.1.self_attn")
+    counting.call(run, layer="blocks.0.cross_attn", role="cross")
+    assert run.counts.calls == 0
+    counting.call(run)
+    assert run.counts.layers == ("blocks.0.self_attn",)
+
+
+def test_a_padding_mask_cuts_the_keys_and_any_other_is_not_counted(counting, caplog):
+    run = counting.run()
+    run.start(torch.tensor([1.0, 0.0]))
+    keys = torch.zeros(1, 1, 1, 64)
+    keys[..., 48:] = -torch.inf
+    counting.call(run, mask=keys)
+    assert run.counts.key_lengths == (48,)
+    for _ in range(3):
+        counting.call(run, mask=torch.randn(1, 1, 64, 64))
+    assert run.counts.calls == 1
+    assert caplog.text.count("not counted for the calibration") == 1
