@@ -46,7 +46,7 @@ def run(name, arguments, environment):
             sys.executable, "-m", "pytest", "-q", "--durations=5", "--continue-on-collection-errors",
             f"--junitxml={report}", *arguments,
         ],
-        cwd=ROOT, env={**os.environ, **environment}, stdin=subprocess.DEVNULL,
+        cwd=ROOT, env={"OMP_WAIT_POLICY": "PASSIVE", **os.environ, **environment}, stdin=subprocess.DEVNULL,
     ).returncode  # fmt: skip
     if code == NOTHING_COLLECTED:
         return 0, 0, 0
