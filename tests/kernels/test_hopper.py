@@ -169,6 +169,12 @@ def test_not_a_number_is_not_lost(threshold, quant):
     spoiled[0, 700, 0, 5] = math.nan
     out = hopper.hopper_attention(query, spoiled, value, threshold=threshold, quant=quant)
     assert out[:, :, 0].isnan().all() and torch.equal(out[:, :, 1], clean[:, :, 1])
+    for bad in (math.nan, math.inf):  # at key 10, whose tile the last rows skip
+        spoiled = value.clone()
+        spoiled[0, 10, 0, 5] = bad
+        out = hopper.hopper_attention(query, key, spoiled, threshold=threshold, quant=quant)
+        assert not out[:, :, 0, 5].isfinite().any()
+        assert torch.equal(out[:, :, 0, 6:], clean[:, :, 0, 6:]) and torch.equal(out[:, :, 1], clean[:, :, 1])
     spoiled = key.clone()
     spoiled[0, 700, 0, 5] = math.inf
     out = hopper.hopper_attention(query, spoiled, value, threshold=threshold, quant=quant)

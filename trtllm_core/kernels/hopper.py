@@ -27,13 +27,15 @@ class HopperConfig:
     v_stages: int = 2
     on_demand: bool = False
     turns: bool = False
-    polynomial: bool = False
 
 
 def hopper_config(head_dim: int, quant=None, skip: bool = False) -> HopperConfig:
     """The frozen configuration of a call. quant: an AttnQuantSpec or None; skip: a threshold is given."""
+    # ms at 75,600 tokens x 40 heads x 128 on an H200 beside each alternative: benchmarks/results/hopper_2026-11-29.md
+    if _is_sage(quant) and quant.k_block_size == 1:
+        return HopperConfig(consumers=2, k_stages=4, v_stages=4)  # 32 key scales a thread: three consumers would spill
     if _is_sage(quant):
-        return HopperConfig(k_stages=3, v_stages=3)
+        return HopperConfig(k_stages=4, v_stages=4)
     if skip:
         return HopperConfig(k_stages=2, v_stages=3, on_demand=True)
     return HopperConfig(turns=True)
@@ -132,6 +134,10 @@ def _launch(query, key, value, out, scale, threshold, quant, key_lengths, kv_ord
         query, key = quantized.query.transpose(1, 2), quantized.key.transpose(1, 2)
         value_descriptor = _descriptor(quantized.value, [1, 1, head_dim, values])
     else:
+        if threshold is not None:
+            from .hopper_quantize import nan_channels
+
+            value_mean = nan_channels(value, key_lengths)
         query, key, value = map(_loadable, (query, key, value))
         value_descriptor = _descriptor(value, [1, values, 1, head_dim])
     threshold = None if threshold is None else math.log2(threshold) if threshold > 0 else -math.inf
@@ -139,14 +145,25 @@ def _launch(query, key, value, out, scale, threshold, quant, key_lengths, kv_ord
         _descriptor(query, [1, ROWS, 1, head_dim]), _descriptor(key, [1, config.keys, 1, head_dim]), value_descriptor,
         _descriptor(out, [1, ROWS, 1, head_dim]), query_scale, key_scale, value_scale, value_mean, key_lengths,
         None if threshold is None else skipped, query_tokens, key_tokens,
-        heads // kv_heads, scale, threshold or 0.0,
-        CONSUMERS=config.consumers, KEYS=config.keys, HEAD_DIM=head_dim,
-        K_STAGES=config.k_stages, V_STAGES=config.v_stages, KEY_GROUP=16 if quant is None else quant.k_block_size,
-        SKIP=threshold is not None, ON_DEMAND=config.on_demand, TURNS=config.turns, POLYNOMIAL=config.polynomial,
-        OWN_FIRST=kv_order == "own_first" and query_tokens == key_tokens,
-        CONSUMER_REGISTERS=160 if config.consumers == 3 else 240, PRODUCER_REGISTERS=32 if config.consumers == 3 else 24,
-        num_warps=4, maxnreg=128 if config.consumers == 3 else 168, enable_fp_fusion=True,
+        heads // kv_heads, int(kv_order == "own_first" and query_tokens == key_tokens), scale, threshold or 0.0,
+        **constants(config, head_dim, quant, threshold is not None), **launch_options(config),
     )  # fmt: skip
+
+
+def constants(config: HopperConfig, head_dim: int, quant, skip: bool) -> dict:
+    """The kernel's compile-time arguments."""
+    three = config.consumers == 3
+    return dict(
+        CONSUMERS=config.consumers, KEYS=config.keys, HEAD_DIM=head_dim, K_STAGES=config.k_stages,
+        V_STAGES=config.v_stages, KEY_GROUP=quant.k_block_size if _is_sage(quant) else 16, SKIP=skip,
+        ON_DEMAND=config.on_demand, TURNS=config.turns,
+        CONSUMER_REGISTERS=160 if three else 240, PRODUCER_REGISTERS=32 if three else 24,
+    )  # fmt: skip
+
+
+def launch_options(config: HopperConfig) -> dict:
+    """The compiler's options: registers for all warpgroups at the start, and FP fusion, whose default will change."""
+    return dict(num_warps=4, maxnreg=128 if config.consumers == 3 else 168, enable_fp_fusion=True)
 
 
 def _descriptor(tensor, block):

@@ -8,10 +8,9 @@ them is in its softmax, and read each K and V tile from L2 a third less often th
 Scores are kept in units of log2: exp(x) = exp2(x * log2 e), with log2 e folded into the scale.
 The output accumulator is rescaled only when a row maximum of the warp rose.
 SAGE: Q and K in INT8 or FP8 with a scale per row of Q and per group of keys; P in FP8 as exp2(x - max + 8),
-in (0, 256]; V in FP8 with a scale and a mean per channel.
+in (0, 256]; V in FP8 with a scale and a mean per channel. The tensor cores add FP8 products with fewer bits
+than float32, so each tile's P V is added to the output in float32.
 """
-
-import struct
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -40,23 +39,6 @@ from .hopper_compat import tma_store, warpgroup_barrier
 _P_EXPONENT = gl.constexpr(8.0)
 _TO_E4M3 = gl.constexpr(
     "{ .reg .b16 a, b; cvt.rn.satfinite.e4m3x2.f32 a, $2, $1; cvt.rn.satfinite.e4m3x2.f32 b, $4, $3; mov.b32 $0, {a, b}; }"
-)
-
-
-def _float(number: float) -> str:
-    """A float32 constant as PTX writes it."""
-    return "0f" + struct.pack(">f", number).hex().upper()
-
-
-# exp2 of four numbers, three by the special-function units and one by arithmetic: in FP8 those units are as busy as the
-# tensor cores. x = n + f with f in [-.5, .5]; 2**f to 1.7e-3, where FP8 rounds by up to 6e-2; n goes into the exponent.
-_EXP2_OF_FOUR = gl.constexpr(
-    "{ .reg .f32 x, n, f; .reg .b32 i, j;"
-    " ex2.approx.ftz.f32 $0, $4; ex2.approx.ftz.f32 $1, $5; ex2.approx.ftz.f32 $2, $6;"
-    f" max.f32 x, $7, {_float(-120)}; add.rn.f32 n, x, {_float(1.5 * 2**23)};"
-    f" sub.rn.f32 f, n, {_float(1.5 * 2**23)}; sub.rn.f32 f, x, f;"
-    f" fma.rn.f32 x, f, {_float(0.23841973)}, {_float(0.70343086)}; fma.rn.f32 x, x, f, {_float(1.00044246)};"
-    " mov.b32 i, n; shl.b32 i, i, 23; mov.b32 j, x; add.s32 j, i, j; mov.b32 $3, j; }"
 )
 
 
@@ -144,7 +126,7 @@ def _clear_rows(tile, valid):
 def _consume(
     CONSUMER: gl.constexpr, output, q_slots, k_slots, v_slots, o_slots, wanted, barriers, q_scales, k_scales, v_scales, v_means, skipped,
     batch, row, q_head, first, tiles, key_length, query_length, scale, threshold,
-    HEAD_DIM: gl.constexpr, KEYS: gl.constexpr, KEY_GROUP: gl.constexpr, SKIP: gl.constexpr, ON_DEMAND: gl.constexpr, TURNS: gl.constexpr, POLYNOMIAL: gl.constexpr, CLEAR: gl.constexpr,
+    HEAD_DIM: gl.constexpr, KEYS: gl.constexpr, KEY_GROUP: gl.constexpr, SKIP: gl.constexpr, ON_DEMAND: gl.constexpr, TURNS: gl.constexpr, CLEAR: gl.constexpr,
 ):  # fmt: skip
     q_full, k_full, k_free, v_full, v_free = barriers
     CONSUMERS: gl.constexpr = q_slots.shape[0]
@@ -183,7 +165,7 @@ def _consume(
         k_slot = i % K_STAGES
         v_slot = i % V_STAGES
         tile = tile_index(i, first, tiles)
-        if QUANTIZED:
+        if FOLDED:
             key_scales = gl.load(k_scales + tile * GROUPS)
         mbarrier.wait(k_full.index(k_slot), (i // K_STAGES) & 1)
         if TURNS:
@@ -197,7 +179,7 @@ def _consume(
         if QUANTIZED:
             scores = scores.to(gl.float32)
             if not FOLDED:
-                scores = _scaled(scores, key_scales, SCORES, KEY_GROUP)
+                scores = _scaled(scores, gl.load(k_scales + tile * GROUPS), SCORES, KEY_GROUP)
         if (tile + 1) * KEYS > key_length:
             keys = tile * KEYS + gl.arange(0, KEYS, layout=gl.SliceLayout(0, SCORES))
             scores = gl.where((keys < key_length)[None, :], scores, -float("inf"))
@@ -228,12 +210,7 @@ def _consume(
                 exponents = scores * row_scale[:, None] - (reference - _P_EXPONENT)[:, None]
             else:
                 exponents = scores * scale - reference[:, None]
-            if POLYNOMIAL:
-                weights = gl.inline_asm_elementwise(
-                    _EXP2_OF_FOUR, "=f,=f,=f,=f,f,f,f,f", [exponents], dtype=gl.float32, is_pure=True, pack=4
-                )
-            else:
-                weights = gl.exp2(exponents)
+            weights = gl.exp2(exponents)
             if QUANTIZED:
                 shrink = gl.exp2(running - reference)
                 total = total * shrink + gl.sum(weights, 1)
@@ -248,7 +225,6 @@ def _consume(
             operand = _as_operand(weights, DTYPE, QUANTIZED, OPERAND)
             mbarrier.wait(v_full.index(v_slot), (i // V_STAGES) & 1)
             if QUANTIZED:
-                # the tensor cores add FP8 products with 13 bits or so: each tile's sum is added to the output in float32
                 v = v_slots.index(v_slot).reshape([HEAD_DIM, KEYS]).permute((1, 0))
                 product = warpgroup_mma(operand, v, no_output, use_acc=False, is_async=True)
                 product = warpgroup_mma_wait(0, deps=[product])
@@ -269,7 +245,10 @@ def _consume(
     result = accumulated / gl.convert_layout(total, OUTPUT_ROWS)[:, None]
     if QUANTIZED:
         channels = gl.arange(0, HEAD_DIM, layout=gl.SliceLayout(0, OUTPUT))
-        result = result * gl.load(v_scales + channels)[None, :] + gl.load(v_means + channels)[None, :]
+        result = result * gl.load(v_scales + channels)[None, :]
+    if v_means is not None:
+        channels = gl.arange(0, HEAD_DIM, layout=gl.SliceLayout(0, OUTPUT))
+        result = result + gl.load(v_means + channels)[None, :]
     o_slot = o_slots.index(CONSUMER)
     o_slot.reshape([64, HEAD_DIM]).store(result.to(o_slots.dtype))
     fence_async_shared()
@@ -280,20 +259,21 @@ def _consume(
     tma.store_wait(0)
 
 
-@gluon.jit(do_not_specialize=["query_length", "key_length", "heads_per_kv"])
+@gluon.jit(do_not_specialize=["query_length", "key_length", "heads_per_kv", "own_first"])
 def attention_kernel(
     query, key, value, output, q_scales, k_scales, v_scales, v_means, key_lengths, skipped,
-    query_length, key_length, heads_per_kv, scale, threshold,
+    query_length, key_length, heads_per_kv, own_first, scale, threshold,
     CONSUMERS: gl.constexpr, KEYS: gl.constexpr, HEAD_DIM: gl.constexpr, K_STAGES: gl.constexpr, V_STAGES: gl.constexpr, KEY_GROUP: gl.constexpr,
-    SKIP: gl.constexpr, ON_DEMAND: gl.constexpr, TURNS: gl.constexpr, POLYNOMIAL: gl.constexpr, OWN_FIRST: gl.constexpr, CONSUMER_REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
+    SKIP: gl.constexpr, ON_DEMAND: gl.constexpr, TURNS: gl.constexpr, CONSUMER_REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """Attention of one query tile of one head of one batch item.
 
     query, key, output: descriptors of [batch, tokens, heads, head_dim], one consumer's or one tile's rows;
     value: the same, or of [batch, heads, head_dim, tokens] if they are 8 bits wide (quantize_for_hopper).
     q_scales [batch, heads, query_length]: softmax scale and log2 e included; k_scales [batch, kv heads,
-    groups of whole tiles]; v_scales, v_means [batch, kv heads, head_dim]; None unless 8 bits wide.
-    key_lengths: int32 [batch] or None; skipped: int64 [1] or None.
+    groups of whole tiles]; v_scales [batch, kv heads, head_dim]; None unless 8 bits wide. v_means: added to the output,
+    [batch, kv heads, head_dim] or None.
+    key_lengths: int32 [batch] or None; skipped: int64 [1] or None; own_first: 0 or 1.
     scale: softmax scale * log2 e; threshold: log2 of lambda. Grid: query tiles, heads, batch.
     """
     declare_vote_result()
@@ -302,16 +282,17 @@ def attention_kernel(
     batch = gl.program_id(2)
     heads = gl.num_programs(1)
     kv_head = q_head // heads_per_kv
+    kv = (batch * (heads // heads_per_kv) + kv_head).to(gl.int64)
+    if v_means is not None:
+        v_means += kv * HEAD_DIM
     q_slots = gl.allocate_shared_memory(query.dtype, [CONSUMERS] + query.block_type.shape, query.layout)
     k_slots = gl.allocate_shared_memory(key.dtype, [K_STAGES] + key.block_type.shape, key.layout)
     v_slots = gl.allocate_shared_memory(value.dtype, [V_STAGES] + value.block_type.shape, value.layout)
     if QUANTIZED:
         o_slots = gl.allocate_shared_memory(output.dtype, [CONSUMERS] + output.block_type.shape, output.layout)
-        kv = (batch * (heads // heads_per_kv) + kv_head).to(gl.int64)
         q_scales += (batch * heads + q_head).to(gl.int64) * query_length
         k_scales += kv * (gl.cdiv(key_length, KEYS) * (KEYS // KEY_GROUP))
         v_scales += kv * HEAD_DIM
-        v_means += kv * HEAD_DIM
     else:
         o_slots = q_slots
     wanted = gl.allocate_shared_memory(gl.int32, [K_STAGES * CONSUMERS, 32], gl.SwizzledSharedLayout(1, 1, 1, [0]))
@@ -328,18 +309,18 @@ def attention_kernel(
         key_length = gl.minimum(gl.load(key_lengths + batch), key_length)
     tiles = gl.maximum((key_length + KEYS - 1) // KEYS, 1)
     row = gl.program_id(0) * (64 * CONSUMERS)
-    first = gl.minimum(row // KEYS, tiles - 1) if OWN_FIRST else row * 0
+    first = gl.where(own_first != 0, gl.minimum(row // KEYS, tiles - 1), 0)
     # the argument tuples are spelled out: a tuple bound to a name would turn its constexprs into run-time values
     if CONSUMERS == 3:
         gl.warp_specialize([
-            (_consume, (gl.constexpr(0), output, q_slots, k_slots, v_slots, o_slots, wanted, barriers, q_scales, k_scales, v_scales, v_means, skipped, batch, row, q_head, first, tiles, key_length, query_length, scale, threshold, HEAD_DIM, KEYS, KEY_GROUP, SKIP, ON_DEMAND, TURNS, POLYNOMIAL, CLEAR)),
-            (_consume, (gl.constexpr(1), output, q_slots, k_slots, v_slots, o_slots, wanted, barriers, q_scales, k_scales, v_scales, v_means, skipped, batch, row, q_head, first, tiles, key_length, query_length, scale, threshold, HEAD_DIM, KEYS, KEY_GROUP, SKIP, ON_DEMAND, TURNS, POLYNOMIAL, CLEAR)),
-            (_consume, (gl.constexpr(2), output, q_slots, k_slots, v_slots, o_slots, wanted, barriers, q_scales, k_scales, v_scales, v_means, skipped, batch, row, q_head, first, tiles, key_length, query_length, scale, threshold, HEAD_DIM, KEYS, KEY_GROUP, SKIP, ON_DEMAND, TURNS, POLYNOMIAL, CLEAR)),
+            (_consume, (gl.constexpr(0), output, q_slots, k_slots, v_slots, o_slots, wanted, barriers, q_scales, k_scales, v_scales, v_means, skipped, batch, row, q_head, first, tiles, key_length, query_length, scale, threshold, HEAD_DIM, KEYS, KEY_GROUP, SKIP, ON_DEMAND, TURNS, CLEAR)),
+            (_consume, (gl.constexpr(1), output, q_slots, k_slots, v_slots, o_slots, wanted, barriers, q_scales, k_scales, v_scales, v_means, skipped, batch, row, q_head, first, tiles, key_length, query_length, scale, threshold, HEAD_DIM, KEYS, KEY_GROUP, SKIP, ON_DEMAND, TURNS, CLEAR)),
+            (_consume, (gl.constexpr(2), output, q_slots, k_slots, v_slots, o_slots, wanted, barriers, q_scales, k_scales, v_scales, v_means, skipped, batch, row, q_head, first, tiles, key_length, query_length, scale, threshold, HEAD_DIM, KEYS, KEY_GROUP, SKIP, ON_DEMAND, TURNS, CLEAR)),
             (produce, (query, key, value, q_slots, k_slots, v_slots, wanted, barriers, batch, row, q_head, kv_head, first, tiles, KEYS, QUANTIZED, ON_DEMAND)),
         ], [4, 4, 1], [CONSUMER_REGISTERS, CONSUMER_REGISTERS, PRODUCER_REGISTERS])  # fmt: skip
     else:
         gl.warp_specialize([
-            (_consume, (gl.constexpr(0), output, q_slots, k_slots, v_slots, o_slots, wanted, barriers, q_scales, k_scales, v_scales, v_means, skipped, batch, row, q_head, first, tiles, key_length, query_length, scale, threshold, HEAD_DIM, KEYS, KEY_GROUP, SKIP, ON_DEMAND, TURNS, POLYNOMIAL, CLEAR)),
-            (_consume, (gl.constexpr(1), output, q_slots, k_slots, v_slots, o_slots, wanted, barriers, q_scales, k_scales, v_scales, v_means, skipped, batch, row, q_head, first, tiles, key_length, query_length, scale, threshold, HEAD_DIM, KEYS, KEY_GROUP, SKIP, ON_DEMAND, TURNS, POLYNOMIAL, CLEAR)),
+            (_consume, (gl.constexpr(0), output, q_slots, k_slots, v_slots, o_slots, wanted, barriers, q_scales, k_scales, v_scales, v_means, skipped, batch, row, q_head, first, tiles, key_length, query_length, scale, threshold, HEAD_DIM, KEYS, KEY_GROUP, SKIP, ON_DEMAND, TURNS, CLEAR)),
+            (_consume, (gl.constexpr(1), output, q_slots, k_slots, v_slots, o_slots, wanted, barriers, q_scales, k_scales, v_scales, v_means, skipped, batch, row, q_head, first, tiles, key_length, query_length, scale, threshold, HEAD_DIM, KEYS, KEY_GROUP, SKIP, ON_DEMAND, TURNS, CLEAR)),
             (produce, (query, key, value, q_slots, k_slots, v_slots, wanted, barriers, batch, row, q_head, kv_head, first, tiles, KEYS, QUANTIZED, ON_DEMAND)),
         ], [4, 1], [CONSUMER_REGISTERS, PRODUCER_REGISTERS])  # fmt: skip

@@ -2,7 +2,8 @@
 
 Statistics read K and V once: the mean of K per channel, which is subtracted from K (it adds the same to all
 scores of a row, so softmax does not see it), and mean and range of V per channel; the mean is subtracted
-before V is quantized and added to the output. The quantizing passes read each tensor once more.
+before V is quantized and, less what rounding left of it, added to the output. The quantizing passes read
+each tensor once more.
 Every reduction keeps NaN, so that a NaN input gives NaN scales and outputs.
 """
 
@@ -157,10 +158,10 @@ def quantize_tokens_kernel(
 
 @triton.jit
 def quantize_values_kernel(
-    source, mean, scales, quantized, key_lengths, tokens,
+    source, mean, scales, quantized, partial, key_lengths, tokens,
     stride_batch, stride_token, stride_head, HEAD_DIM: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """V, transposed: quantized [batch, heads, head_dim, padded tokens]; 0 past the end.
+    """V, transposed: quantized [batch, heads, head_dim, padded tokens]; 0 past the end. partial: sums over the tile.
 
     Position 4 c + 2 g + e of each 16 holds key 8 g + 2 c + e.
     """
@@ -177,9 +178,64 @@ def quantize_values_kernel(
     x = tl.load(_rows(source, stride_batch, stride_token, stride_head, batch, head, token, HEAD_DIM), mask=valid, other=0.0)
     centred = x.to(tl.float32) - tl.load(mean + flat * HEAD_DIM + channels)[None, :]
     x = tl.where(valid, centred / tl.load(scales + flat * HEAD_DIM + channels)[None, :], 0.0)
+    rounded = x.to(quantized.dtype.element_ty)
+    tl.store(partial + (flat * tl.num_programs(0) + tl.program_id(0)) * HEAD_DIM + channels, tl.sum(rounded.to(tl.float32), 0))
     target = quantized + flat * HEAD_DIM * padded + tl.program_id(0).to(tl.int64) * TILE
     target += channels.to(tl.int64)[:, None] * padded + position[None, :]
-    tl.store(target, tl.trans(x.to(quantized.dtype.element_ty)))
+    tl.store(target, tl.trans(rounded))
+
+
+@triton.jit
+def correct_mean_kernel(partial, mean, scales, key_lengths, tokens, heads, tiles, HEAD_DIM: tl.constexpr, BLOCK: tl.constexpr):
+    """Make `mean` what has to be added so that the quantized V of a channel keep their mean exactly.
+
+    Rounding bf16 numbers that had a mean subtracted is not quite symmetric. The rest is the same for every key, so that
+    it does not average out: for rows that attend to thousands of keys it was half of V's error.
+    """
+    head = tl.program_id(0)
+    length = tl.maximum(_length(key_lengths, head // heads, tokens), 1)
+    channels = tl.arange(0, HEAD_DIM)
+    partial += head.to(tl.int64) * tiles * HEAD_DIM
+    total = tl.zeros([HEAD_DIM], tl.float32)
+    for first in range(0, tiles, BLOCK):
+        tile = first + tl.arange(0, BLOCK)
+        sums = tl.load(partial + tile[:, None] * HEAD_DIM + channels[None, :], mask=(tile < tiles)[:, None], other=0.0)
+        total += tl.sum(sums, 0)
+    offset = head * HEAD_DIM + channels
+    tl.store(mean + offset, tl.load(mean + offset) - total / length * tl.load(scales + offset))
+
+
+@triton.jit
+def nan_channels_kernel(
+    value, marks, key_lengths, tokens, stride_batch, stride_token, stride_head,
+    HEAD_DIM: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Write NaN into marks [batch, heads, head_dim] where a channel of V has a number that is not finite."""
+    head = tl.program_id(1)
+    batch = tl.program_id(2)
+    length = _length(key_lengths, batch, tokens)
+    largest = tl.zeros([HEAD_DIM], tl.float32)
+    for first in range(0, CHUNK, BLOCK):
+        token = tl.program_id(0) * CHUNK + first + tl.arange(0, BLOCK)
+        valid = (token < length)[:, None]
+        x = tl.load(_rows(value, stride_batch, stride_token, stride_head, batch, head, token, HEAD_DIM), mask=valid, other=0.0)
+        largest = _maximum_or_nan(largest, tl.reduce(tl.abs(x.to(tl.float32)), 0, _maximum_or_nan))
+    marks += (batch * tl.num_programs(1) + head) * HEAD_DIM + tl.arange(0, HEAD_DIM)
+    tl.store(marks, largest * float("nan"), mask=(largest < float("inf")) == 0)
+
+
+def nan_channels(value, key_lengths=None):
+    """float32 [batch, heads, head_dim]: 0, or NaN where that channel of V holds NaN or inf among its keys.
+
+    Dense attention gives NaN there; Skip-Softmax may never load the number. Reads V once.
+    """
+    batch, tokens, heads, head_dim = value.shape
+    marks = torch.zeros((batch, heads, head_dim), dtype=torch.float32, device=value.device)
+    nan_channels_kernel[(triton.cdiv(tokens, CHUNK), heads, batch)](
+        value, marks, key_lengths, tokens, *value.stride()[:3],
+        HEAD_DIM=head_dim, CHUNK=CHUNK, BLOCK=64, num_warps=4, enable_fp_fusion=True,
+    )  # fmt: skip
+    return marks
 
 
 def quantize_for_hopper(query, key, value, *, dtype_qk, q_block_size, k_block_size, multiplier, key_lengths=None):
@@ -219,9 +275,14 @@ def quantize_for_hopper(query, key, value, *, dtype_qk, q_block_size, k_block_si
         HEAD_DIM=head_dim, TILE=TILE, GROUP=k_block_size, PER_TOKEN=False, num_warps=4, enable_fp_fusion=True,
     )  # fmt: skip
     value_quantized = new((batch, kv_heads, head_dim, tiles * TILE), dtype=torch.float8_e4m3fn)
+    sums = new((batch, kv_heads, tiles, head_dim), dtype=torch.float32)
     quantize_values_kernel[(tiles, kv_heads, batch)](
-        value, value_mean, value_scale, value_quantized, key_lengths, tokens, *value.stride()[:3],
+        value, value_mean, value_scale, value_quantized, sums, key_lengths, tokens, *value.stride()[:3],
         HEAD_DIM=head_dim, TILE=TILE, num_warps=4, enable_fp_fusion=True,
+    )  # fmt: skip
+    correct_mean_kernel[(batch * kv_heads,)](
+        sums, value_mean, value_scale, key_lengths, tokens, kv_heads, tiles,
+        HEAD_DIM=head_dim, BLOCK=64, num_warps=4, enable_fp_fusion=True,
     )  # fmt: skip
     return QuantizedTensors(
         query_quantized, key_quantized, value_quantized, query_scale, key_scale, value_scale, value_mean
