@@ -7,8 +7,11 @@ import { addPanel, after, grow, make } from "./panel.js";
 const NAME = "$$node-text-preview";
 const LINE = 16;
 
-/** Gives a node a text panel; `placeholder` stands there before the first run. */
-export function setUpStatus(node, placeholder) {
+/**
+ * Gives a node a text panel. `placeholder` stands there before the first run; with `brief` only
+ * progress text does after it, for nodes whose output text is a document.
+ */
+export function setUpStatus(node, placeholder, { brief = false } = {}) {
   const content = make("div", "selectable");
   let text = "";
   let failed = false;
@@ -28,7 +31,7 @@ export function setUpStatus(node, placeholder) {
   show("");
   node.trtllmStatus = { show, isError: () => failed, widget };
   after(node, "onExecuted", (output) => {
-    if (output?.text?.length) show(output.text.join("\n"));
+    if (!brief && output?.text?.length) show(output.text.join("\n"));
   });
 }
 

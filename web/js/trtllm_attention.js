@@ -16,6 +16,8 @@ const PANELS = {
   TRTLLMAttentionPatch: (node) => setUpStatus(node, "Run to see the backend of each role, and why it was chosen"),
   TRTLLMLoadCalibration: setUpCalibration,
   TRTLLMSaveCalibration: setUpCalibration,
+  TRTLLMAttentionReport: (node) => setUpStatus(node, "Shows here what the last run skipped", { brief: true }),
+  TRTLLMCompare: (node) => setUpStatus(node, "Shows here how far a and b are apart", { brief: true }),
   TRTLLMCalibrate: (node) => setUpStatus(node, "Counts while the model samples; nothing is skipped"),
 };
 

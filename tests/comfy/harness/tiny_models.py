@@ -44,8 +44,8 @@ KINDS = {
 }
 
 
-def build(kind):
-    """The module of a kind with random weights, float32, on the CPU. Needs ComfyUI on sys.path."""
+def build_empty(kind, sizes=None, device="meta"):
+    """The module of a kind without weights; `sizes` replaces arguments. Needs ComfyUI on sys.path."""
     import importlib
 
     import comfy.ops
@@ -55,9 +55,16 @@ def build(kind):
     module = importlib.import_module("comfy.ldm." + module_name)
     if class_name == "HunyuanVideo" and "meanflow_sum" not in module.HunyuanVideoParams.__annotations__:
         arguments = {name: value for name, value in arguments.items() if name != "meanflow_sum"}
-    model = getattr(module, class_name)(
-        **arguments, device="cpu", dtype=torch.float32, operations=comfy.ops.disable_weight_init
-    )  # fmt: skip
+    return getattr(module, class_name)(
+        **{**arguments, **(sizes or {})}, device=device, dtype=torch.float32, operations=comfy.ops.disable_weight_init
+    )
+
+
+def build(kind):
+    """The module of a kind with random weights, float32, on the CPU. Needs ComfyUI on sys.path."""
+    import torch
+
+    model = build_empty(kind, device="cpu")
     generator = torch.Generator().manual_seed(zlib.crc32(kind.encode()))
     with torch.no_grad():
         for name, parameter in model.named_parameters():
