@@ -209,8 +209,8 @@ class TRTLLMSaveCalibration(io.ComfyNode):
         text = f"{run.run.summary()}\n{describe(calibration)}\nsaved as {target}"
         log.info(text)
         show(cls.hidden.unique_id, text)
-        title = f"{run.model}: λ = {calibration.a:.4g} exp({calibration.b:.4g} s) / keys"
-        title += f", R² {calibration.notes['r_squared']:.3f}"
+        title = f"{run.model}: threshold = {calibration.a:.4g} exp({calibration.b:.4g} s) / keys"
+        title += f", R squared {calibration.notes['r_squared']:.2f}"
         picture = draw(points, calibration, title)
         preview = ui.PreviewImage(picture, cls=cls).as_dict()
         return io.NodeOutput(calibration, picture, ui={**preview, "text": [text], "curve": curve(calibration)})
