@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import weakref
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -203,9 +204,10 @@ class TRTLLMSaveCalibration(io.ComfyNode):
                 "nothing was counted: sample with Calibrate's MODEL, with no Attention Patch or "
                 "second Calibrate after it (the last one on a wire is the one that counts)"
             )
-        _refuse_to_replace_another_models(target, run.model)
+        _refuse_to_replace(target, run)
         calibration = fit(run)
         calibration.save(target)
+        _saved_by[target] = weakref.ref(run)
         text = f"{run.run.summary()}\n{describe(calibration)}\nsaved as {target}"
         log.info(text)
         show(cls.hidden.unique_id, text)
@@ -305,12 +307,21 @@ def _target(filename: str) -> Path:
     return target
 
 
-def _refuse_to_replace_another_models(target: Path, model: str) -> None:
-    if not target.exists():
-        return
-    there = Calibration.load(target).notes.get("model")
-    if there != model:
+# which run's curve this process wrote last into a file
+_saved_by: dict[Path, weakref.ref[CalibrationRun]] = {}
+
+
+def _refuse_to_replace(target: Path, run: CalibrationRun) -> None:
+    """Raise where saving would lose another model's curve, or the other expert's of one graph."""
+    other = _saved_by[target]() if target in _saved_by else None
+    if other is not None and other is not run:
         raise ValueError(
-            f"{target} holds a calibration of {there or 'unknown origin'}, not of {model}: "
+            f"{target} holds the curve of another Calibrate node: choose another filename "
+            f"(Wan 2.2's two models need a file each)"
+        )
+    there = Calibration.load(target).notes.get("model") if target.exists() else run.model
+    if there != run.model:
+        raise ValueError(
+            f"{target} holds a calibration of {there or 'unknown origin'}, not of {run.model}: "
             f"choose another filename"
         )

@@ -142,8 +142,8 @@ class Calibration:
         return self.a is None and self.b is None
 
     def ignores(self, layer: str) -> bool:
-        """Whether the checkpoint keeps `layer` (any of its names) dense."""
-        return self._patterns.selects(layer)
+        """Whether the checkpoint keeps `layer` (any of its names) dense; an absent curve, every one."""
+        return self.is_absent or self._patterns.selects(layer)
 
     def unmatched(self, layers: Iterable[str]) -> tuple[str, ...]:
         """Ignore patterns that match none of a model's layers: a sign of another model's curve."""
@@ -152,7 +152,7 @@ class Calibration:
     def factor(self, layer: str | None, target_sparsity: float) -> float | None:
         """λ * key_length for a requested sparsity in [0, 1]; None keeps the layer dense."""
         number("target_sparsity", target_sparsity, 0, 1)
-        if self.is_absent or (layer is not None and self.ignores(layer)):
+        if self.is_absent or (layer is not None and self._patterns.selects(layer)):
             return None
         if math.log(self.a) + self.b * target_sparsity > _LARGEST_LOG_FACTOR:
             raise ValueError(

@@ -182,14 +182,6 @@ class CalibrationCounts:
     def key_lengths(self) -> tuple[int, ...]:
         return tuple(sorted({length for _, _, length in self._samples}))
 
-    def sparsity(self, layer: str | None = None) -> list[float]:
-        """Share of all counted tiles, of `layer` or of all layers, that each threshold skips."""
-        self.fetch()
-        counts = [c for s in self._samples.values() for name, c in s.items() if layer in (None, name)]
-        total = sum(total for _, total in counts)
-        skipped = torch.stack([s for s, _ in counts]).sum(0) if counts else ()
-        return [int(s) / total for s in skipped]
-
     def points(self) -> list[Point]:
         """One point per sample and threshold, for `Calibration.fit`.
 

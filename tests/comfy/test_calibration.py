@@ -154,6 +154,13 @@ def test_another_models_calibration_is_not_replaced(comfy_server):
     refused(comfy_server, graph, "holds a calibration of unknown origin, not of WAN21_T2V")
 
 
+def test_two_experts_do_not_share_a_file(comfy_server):
+    graph = Graph()
+    calibrate(graph, "experts")
+    calibrate(graph, "experts", count_as="sequential")
+    refused(comfy_server, graph, "another Calibrate node.*a file each")
+
+
 def load(server, *, name="(none)", component="transformer", path=""):
     graph = Graph()
     node = graph.add("TRTLLMLoadCalibration", name=name, component=component, path=str(path))
@@ -190,7 +197,7 @@ def test_a_missing_second_expert_samples_dense(comfy_server, two_experts):
     node, report, graph = load(comfy_server, component="transformer_2", path=two_experts)
     run = comfy_server.run(graph)
     assert "it stays dense" in run.ui(node)["text"][0] and "it stays dense" in run.log
-    assert not any(site["skipped"] for site in run.ui(report)["sites"])
+    assert not any(site["sparse_calls"] for site in run.ui(report)["sites"])
 
 
 @pytest.mark.parametrize(
