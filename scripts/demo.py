@@ -22,10 +22,10 @@ OUTPUT = ROOT / "demo"
 WORKSPACE = location.CACHE / "demo"
 STEPS, SEED = 20, 3
 VIDEO = {"count": "2", "colour": "red", "shape": "disc"}
-THRESHOLD, DISABLED_UNTIL = 0.05, 0.9
+THRESHOLD, DISABLED_UNTIL = 0.1, 0.9
 QUANT = {"dtype_qk": "int8", "q_block_size": "1", "k_block_size": "16"}
 
-FRAME_PIXELS, GAP, LABEL_HEIGHT, AMPLIFICATION = 128, 4, 22, 4
+FRAME_PIXELS, GAP, LABEL_HEIGHT, AMPLIFICATION = 128, 4, 22, 16
 
 
 def graph_of(patched, steps):
@@ -86,7 +86,7 @@ def markdown(server, runs, steps, decibels, report):
         f"Python {platform.python_version()}, {platform.system()} {platform.machine()}",
         f"- device: {device}",
         "- model: the small trained Wan 2.1 of assets/ (6 blocks, 3 heads of 128), 8 x 16 x 16 tokens, "
-        f"{steps} steps, seed {SEED}, {' '.join(VIDEO.values())}",
+        f"{steps} steps, seed {SEED}, {VIDEO['count']} x {VIDEO['colour']} {VIDEO['shape']}",
         f"- patch: backend auto, token order cubes, Skip-Softmax threshold {THRESHOLD}, "
         f"dense while t > {DISABLED_UNTIL}, SAGE {QUANT['dtype_qk']}",
         "",
