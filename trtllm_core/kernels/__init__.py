@@ -24,7 +24,7 @@ def triton_attention(query, key, value, *, scale=None, threshold=None, quant=Non
     multiple of kv heads. float16 or bfloat16, any strides with a contiguous last dimension; nothing is copied.
     scale: of the scores; None is head_dim ** -0.5. threshold: λ of Skip-Softmax; None is the dense kernel, 0.0 the
     skipping kernel that skips nothing. quant: an AttnQuantSpec with dtype_qk "int8" or "fp8_e4m3", or None.
-    key_lengths: int32 [batch] on the device; keys beyond are padding. An entry of 0 gives NaN.
+    key_lengths: int32 [batch] on the device; keys beyond are padding, which must be finite. An entry of 0 gives NaN.
     kv_order: "own_first" (each query tile begins at its own keys; where there are as many queries as keys) or
     "sequential". skipped: int64 [1] on the device, to which the number of skipped tiles is added; None counts nothing.
     config: a KernelConfig instead of the frozen one.

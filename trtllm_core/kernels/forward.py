@@ -122,8 +122,7 @@ def triton_attention(query, key, value, *, scale=None, threshold=None, quant=Non
             (block_n, padded_dim),
             (padded_dim, block_n) if fp8_value else (block_n, padded_dim),
         )
-        # a descriptor ends where the tensor ends, not at a length that only the device knows
-        tma = config.tma and key_lengths is None and all(map(_describable, sources))
+        tma = config.tma and all(map(_describable, sources))
         if tma:
             arguments = [_descriptor(source, *block) for source, block in zip(sources, blocks)]
         else:
@@ -138,7 +137,7 @@ def triton_attention(query, key, value, *, scale=None, threshold=None, quant=Non
             BLOCK_M=block_m, BLOCK_N=block_n,
             Q_BLOCK=quant.q_block_size if sage else 1, K_BLOCK=quant.k_block_size if sage else 0,
             FP8_VALUE=fp8_value, SKIP=skip, OWN_FIRST=kv_order == "own_first" and query_length == key_length,
-            COUNT=skip and skipped is not None, LENGTHS=key_lengths is not None, TMA=tma,
+            COUNT=skip and skipped is not None, LENGTHS=key_lengths is not None, TMA=tma, HARDWARE_VOTE=skip and config.hardware_vote,
             num_warps=config.warps, num_stages=config.stages, maxnreg=config.registers, enable_fp_fusion=True,
         )
     return out
