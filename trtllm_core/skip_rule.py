@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
+
 from .device import Device
-from .kernels import tile_shape
+from .kernels import hopper, tile_shape
 from .specs import AttnQuantSpec, one_of
 
 KV_ORDERS = ("own_first", "sequential")
@@ -55,13 +57,21 @@ def skip_rule(
     token_order: as a user chooses it; "cubes" also starts at the own tile where the kernel can.
     """
     own_first = "own_first" if token_order == "cubes" else "sequential"
+    head_dim = head_dim or 128
     if backend == "TRITON_ATTN":
-        capability = device.capability or (8, 0)
-        return SkipRule(tile_shape(capability, head_dim or 128, quant), own_first, token_order)
+        return SkipRule(_triton_tile(device, head_dim, quant), own_first, token_order)
     if backend == "REFERENCE":
         return SkipRule((128, 64), own_first, token_order)
     if backend == "FMHA_V2":  # read in TensorRT-LLM's Hopper kernels
-        return SkipRule((64, 128), "sequential", token_order)
+        return SkipRule((64, 256 if head_dim == 64 else 128), "sequential", token_order)
     if backend == "TRTLLM_ATTN":  # what ModelOpt calibrates for
         return SkipRule((128, 128), "sequential", token_order)
     return None
+
+
+def _triton_tile(device: Device, head_dim: int, quant: AttnQuantSpec | None) -> tuple[int, int]:
+    """The Hopper kernels' where they run: these start up to two query tiles early with own_first."""
+    triton_version = device.packages.get("triton")
+    if hopper.unsupported(device.capability, torch.bfloat16, head_dim, quant, triton_version):
+        return tile_shape(device.capability or (8, 0), head_dim, quant)
+    return hopper.tile_shape(head_dim, quant)

@@ -381,20 +381,24 @@ def test_an_absent_expert_warns_that_it_stays_dense(two_experts):
     assert absent.warnings(0.5, used=CUBES) == (absent.notes["absent"],)
 
 
+HOPPER = Device(capability=(9, 0), packages={"triton": "3.6.0"})
+
+
 @pytest.mark.parametrize(
-    "backend, capability, expected",
+    "backend, device, head_dim, expected",
     [
-        ("REFERENCE", None, CUBES),
-        ("TRITON_ATTN", (8, 6), CUBES),
-        ("FMHA_V2", (9, 0), SkipRule((64, 128), "sequential", "cubes")),
-        ("TRTLLM_ATTN", (10, 0), SkipRule((128, 128), "sequential", "cubes")),
-        ("TORCH_SDPA", (9, 0), None),
+        ("REFERENCE", Device(type="cpu"), 128, CUBES),
+        ("TRITON_ATTN", Device(capability=(8, 6)), 128, CUBES),
+        ("TRITON_ATTN", HOPPER, 128, SkipRule((64, 128), "own_first", "cubes")),
+        ("TRITON_ATTN", Device(capability=(9, 0), packages={"triton": "3.5.0"}), 128, CUBES),
+        ("FMHA_V2", HOPPER, 128, SkipRule((64, 128), "sequential", "cubes")),
+        ("FMHA_V2", HOPPER, 64, SkipRule((64, 256), "sequential", "cubes")),
+        ("TRTLLM_ATTN", Device(capability=(10, 0)), 128, SkipRule((128, 128), "sequential", "cubes")),
+        ("TORCH_SDPA", HOPPER, 128, None),
     ],
 )
-def test_the_rule_of_each_backend(backend, capability, expected):
-    kind = "cpu" if capability is None else "cuda"
-    device = Device(type=kind, capability=capability)
-    assert skip_rule(backend, device, 128, "cubes") == expected
+def test_the_rule_of_each_backend(backend, device, head_dim, expected):
+    assert skip_rule(backend, device, head_dim, "cubes") == expected
     if expected is not None:
-        raster = skip_rule(backend, device, 128, "sequential")
-        assert (raster.kv_order, raster.token_order) == ("sequential", "sequential")
+        raster = skip_rule(backend, device, head_dim, "sequential")
+        assert raster == SkipRule(expected.tile, "sequential", "sequential")

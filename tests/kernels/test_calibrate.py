@@ -65,6 +65,7 @@ CASES = [
     ("one tile", dict(batch=1, q_length=16, k_length=16, heads=1, kv_heads=1, dim=64), (16, 16)),
     ("one token", dict(batch=1, q_length=1, k_length=1, heads=1, kv_heads=1, dim=64), (16, 16)),
     ("self odd", dict(batch=1, q_length=67, k_length=67, heads=2, kv_heads=2, dim=64), (16, 16)),
+    ("two query tiles to a KV tile", dict(batch=1, q_length=300, k_length=300, heads=1, kv_heads=1, dim=32), (64, 128)),
     ("cross", dict(batch=1, q_length=33, k_length=127, heads=1, kv_heads=1, dim=64), (32, 16)),
     ("wide tile", dict(batch=1, q_length=97, k_length=97, heads=1, kv_heads=1, dim=64), (16, 64)),
     ("gqa batch", dict(batch=2, q_length=49, k_length=65, heads=4, kv_heads=2, dim=32), (16, 32)),
