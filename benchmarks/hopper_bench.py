@@ -1,10 +1,10 @@
 """The Hopper kernels against FlashAttention-3 on the synthetic video workload: time and error, in one run.
 
-    python benchmarks/hopper_bench.py [--sizes 75k 32k] [--seconds 0.7]
+    python benchmarks/hopper_bench.py [--sizes 75k 32k] [--seconds 0.7] [--variants]
 
 Quantization, the permutation into cubes and back, and the look for NaN in V are inside the times. FlashAttention-3
 is `fa3_fwd_interface` (pip install fa3-fwd) if it imports; its bf16 time in the same run is 1.00.
-A mode whose error is over its limit gets no time, and the command fails.
+--variants times the configurations that were not chosen as well. A mode whose error is over its limit gets no time, and the command fails.
 """
 
 import argparse
@@ -19,7 +19,7 @@ import triton
 sys.path[:0] = [str(pathlib.Path(__file__).resolve().parent.parent), str(pathlib.Path(__file__).resolve().parent)]
 from workload import GRIDS, SampledRows, video_heads  # noqa: E402
 
-from trtllm_core.kernels.hopper import hopper_attention, tile_count, tile_shape  # noqa: E402
+from trtllm_core.kernels.hopper import HopperConfig, hopper_attention, hopper_config, tile_count  # noqa: E402
 from trtllm_core.specs import AttnQuantSpec  # noqa: E402
 from trtllm_core.token_order import TokenOrder  # noqa: E402
 
@@ -35,6 +35,13 @@ MODES = (
     ("SAGE fp8 + skip .01", FP8, 0.01, True, 8e-2),
     ("SAGE int8 + skip .01", INT8, 0.01, True, 8e-2),
 )
+VARIANTS = {
+    "dense": (HopperConfig(), HopperConfig(k_stages=3, turns=True), HopperConfig(consumers=2, k_stages=3, v_stages=3, turns=True)),
+    "skip .01": (HopperConfig(k_stages=3), HopperConfig(consumers=2, v_stages=3, on_demand=True)),
+    "SAGE fp8": (HopperConfig(k_stages=4, v_stages=4, turns=True), HopperConfig(k_stages=3, v_stages=3)),
+    "SAGE int8": (HopperConfig(k_stages=4, v_stages=4, turns=True), HopperConfig(k_stages=3, v_stages=3)),
+    "SAGE fp8 + skip .01": (HopperConfig(k_stages=3, v_stages=4, on_demand=True),),
+}
 
 
 def milliseconds(function, seconds):
@@ -81,20 +88,33 @@ def rival_rows(tensors, rows, seconds):
     return found
 
 
-def our_row(name, quant, threshold, cubes, tensors, order, rows, seconds):
-    """(name, ms, error, share of skipped tiles) of one mode."""
+def describe(config):
+    """A configuration in a few characters."""
+    flags = "".join(f", {name}" for name in ("on_demand", "turns") if getattr(config, name))
+    return f"{config.consumers} consumers, stages {config.k_stages}/{config.v_stages}{flags}"
+
+
+def our_row(name, quant, threshold, cubes, config, tensors, order, rows, seconds):
+    """(name, ms, error, share of skipped tiles) of one mode and configuration."""
     skipped = torch.zeros(1, dtype=torch.int64, device="cuda")
 
     def run(counter=None):
         inputs = [order.apply(tensor) for tensor in tensors] if cubes else tensors
-        output = hopper_attention(*inputs, threshold=threshold, quant=quant, skipped=counter)
+        output = hopper_attention(*inputs, threshold=threshold, quant=quant, skipped=counter, config=config)
         return order.undo(output) if cubes else output
 
     error = rows.error(run(skipped))
-    tokens, heads, head_dim = tensors[0].shape[1:]
-    tile = tile_shape(head_dim, quant, threshold is not None)
-    total = tile_count(tile, batch=1, heads=heads, query_length=tokens, key_length=tokens)
+    tokens, heads, _ = tensors[0].shape[1:]
+    total = tile_count((64, config.keys), batch=1, heads=heads, query_length=tokens, key_length=tokens)
     return name, milliseconds(run, seconds), error, skipped.item() / total
+
+
+def modes(variants):
+    """(name, quant, λ, cubes, configuration, limit) of every row."""
+    for name, quant, threshold, cubes, limit in MODES:
+        yield name, quant, threshold, cubes, hopper_config(128, quant, threshold is not None), limit
+        for config in VARIANTS.get(name, ()) if variants else ():
+            yield f"{name}: {describe(config)}", quant, threshold, cubes, config, limit
 
 
 def main():
@@ -102,6 +122,7 @@ def main():
     parser.add_argument("--sizes", nargs="+", default=["75k", "32k"], choices=list(GRIDS))
     parser.add_argument("--heads", type=int, default=40)
     parser.add_argument("--seconds", type=float, default=0.7, help="of timing per row")
+    parser.add_argument("--variants", action="store_true")
     options = parser.parse_args()
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, Triton {triton.__version__}")
     wrong = []
@@ -117,8 +138,8 @@ def main():
         print("| --- | --- | --- | --- | --- | --- |")
         for name, ms, error in rivals:
             print(f"| {name} | {ms:.2f} | {ms / base:.3f} | {flop / ms / 1e9:.0f} | {error:.2e} | |", flush=True)
-        for *mode, limit in MODES:
-            name, ms, error, sparsity = our_row(*mode, tensors, order, rows, options.seconds)
+        for *mode, config, limit in modes(options.variants):
+            name, ms, error, sparsity = our_row(*mode, config, tensors, order, rows, options.seconds)
             if not error <= limit:
                 wrong.append(f"{name} at {tokens} tokens: error {error:.2e} over {limit:.2e}")
                 continue
