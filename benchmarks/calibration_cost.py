@@ -3,8 +3,9 @@
 Times the counting kernel beside the platform's best dense attention on the same q, k and v, for the
 skip rule of ModelOpt and that of this GPU's Skip-Softmax kernel. "calibrating" is dense attention and
 counting (and, for cubes, permuting q and k) over dense attention alone: an upper bound for a whole
-sampling run, which does other things too. Refuses to report if the counts differ from the PyTorch
-reference, and fails where calibrating an attention call costs more than `--limit` times a dense one.
+sampling run, which does other things too (`wan_in_comfyui.py --modes stock,calibrate` times that).
+Fails if the counts differ from the PyTorch reference, or if calibrating an attention call costs more
+than `--limit` times a dense one.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ def main() -> int:
     parser.add_argument("--grids", nargs="+", default=list(GRIDS), choices=list(GRIDS))
     parser.add_argument("--heads", type=int, default=40)
     parser.add_argument("--repeats", type=int, default=10)
-    parser.add_argument("--limit", type=float, default=1.5)
+    parser.add_argument("--limit", type=float, default=2.0)
     options = parser.parse_args()
     device = Device.current()
     dense = plan(AttentionSpec(), device, head_dim=128, dtype=torch.bfloat16).active

@@ -40,6 +40,7 @@ MODES = {
     "sage int8": ("TRITON_ATTN", "int8", None),
     "sage fp8": ("TRITON_ATTN", "fp8_e4m3", None),
     "sage fp8 + skip .01": ("TRITON_ATTN", "fp8_e4m3", 0.01),
+    "calibrate": (None, None, None),  # dense and counting, on auto's backend
 }
 
 
@@ -49,6 +50,8 @@ def graph_of(size: str, video: str, mode: str, steps: int):
     width, height, length = VIDEOS[video]
     graph = Graph()
     model = graph.add("TestRandomWan", size=size)
+    if mode == "calibrate":
+        model = graph.add("TRTLLMCalibrate", model=model, count_as="cubes")
     stats = None
     if backend is not None:
         quant = skip = None
@@ -105,7 +108,7 @@ def measure(server, options, mode: str, stock):
         return None
     seconds, peak = run.ui(times)["seconds"][0], run.ui(times)["peak_bytes"][0] / 2**30
     latent = run.latent(saved)
-    used, share = "ComfyUI", ""
+    used, share = ("auto, counting" if mode == "calibrate" else "ComfyUI"), ""
     if report is not None:
         sites = [site for site in run.ui(report)["sites"] if site["role"] == "self"]
         used = ", ".join(sorted({name for site in sites for name in site["backends"]}))
