@@ -92,7 +92,7 @@ def attention(capability, head_dim, quant, skip):
 def quantization(capability, head_dim, dtype_qk):
     """The three passes over Q, K and V."""
     pointers = dict.fromkeys(("key", "value", "source"), "*bf16")
-    pointers |= dict.fromkeys(("partial", "mean", "out_scale", "scale"), "*fp32")
+    pointers |= dict.fromkeys(("partial", "mean", "out_scale", "scale", "sums"), "*fp32")
     pointers |= {"key_lengths": "*i32", "lengths": "*i32", "out": "*" + ELEMENTS[dtype_qk]}
     integers = ("key_length", "length", "groups", "padded_length", "stride_batch", "stride_row", "stride_head")
     types = pointers | dict.fromkeys(integers, "i32")
