@@ -18,6 +18,7 @@ from .quantize_kernels import (
 
 CHUNK = 1024  # tokens per program of the statistics pass
 BLOCK = 128  # tokens per program of the quantization passes; V's copy is padded to whole blocks
+VALUE_BLOCK = 64  # the same for V: with 128 its sums spill registers on sm_89
 QK_TYPES = {"int8": torch.int8, "fp8_e4m3": torch.float8_e4m3fn}
 
 
@@ -81,12 +82,13 @@ def _quantize_value(value, mean, scale, lengths):
     the mean less what rounding added to it.
     """
     batch, length, heads, head_dim = value.shape
-    blocks = triton.cdiv(length, BLOCK)
-    out = value.new_empty((batch, heads, head_dim, blocks * BLOCK), dtype=torch.float8_e4m3fn)
+    padded_length = triton.cdiv(length, BLOCK) * BLOCK
+    blocks = padded_length // VALUE_BLOCK
+    out = value.new_empty((batch, heads, head_dim, padded_length), dtype=torch.float8_e4m3fn)
     sums = value.new_empty((batch, heads, blocks, head_dim), dtype=torch.float32)
     quantize_value_kernel[(blocks, heads, batch)](
-        value, mean, scale, out, sums, lengths, *value.stride()[:3], length, blocks * BLOCK,
-        HEAD_DIM=head_dim, PADDED_DIM=padded_head_dim(head_dim), BLOCK=BLOCK,
+        value, mean, scale, out, sums, lengths, *value.stride()[:3], length, padded_length,
+        HEAD_DIM=head_dim, PADDED_DIM=padded_head_dim(head_dim), BLOCK=VALUE_BLOCK,
         LENGTHS=lengths is not None, num_warps=8,
     )
     count = length if lengths is None else lengths.clamp(min=1)[:, None, None]
