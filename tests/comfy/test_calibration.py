@@ -187,8 +187,10 @@ def two_experts(tmp_path):
 @pytest.mark.parametrize("component, a", [("transformer", "100"), ("transformer_2", "200")])
 def test_each_expert_of_wan_22_gets_its_own_curve(comfy_server, two_experts, component, a):
     node, _, graph = load(comfy_server, component=component, path=two_experts)
-    text = comfy_server.run(graph).ui(node)["text"][0]
+    run = comfy_server.run(graph)
+    text = run.ui(node)["text"][0]
     assert f"λ = {a} * exp(3" in text
+    assert run.log.count("counted with 128x128 tiles") == 1 and "expect more sparsity" in run.log
     assert "suggests target_sparsity 0.7 (not applied)" in text
 
 
