@@ -11,6 +11,7 @@ import functools
 import json
 import logging
 import os
+import sys
 import urllib.parse
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,9 +48,9 @@ class Architecture:
 
 def add_routes() -> None:
     """Add the routes to ComfyUI's server; does nothing outside of one."""
-    from server import PromptServer
-
-    server = getattr(PromptServer, "instance", None)
+    # not imported: where ComfyUI has not done so there is no server, and importing it changes sys.path
+    module = sys.modules.get("server")
+    server = getattr(getattr(module, "PromptServer", None), "instance", None)
     if server is None:
         return
     for path, answer in (("layers", layers_answer), ("schedule", schedule_answer)):

@@ -17,6 +17,7 @@ def enable_comfyui():
         launch.allow_torchvision_beside_cpu_torch()
     import comfy.cli_args
     import torch
+    import utils.extra_config  # noqa: F401  as main.py does: nodes.py puts comfy/ first, which has a utils.py
 
     comfy.cli_args.args.cpu = not torch.cuda.is_available()
 
