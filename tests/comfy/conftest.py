@@ -6,6 +6,8 @@ of them are marked `comfy`, and skipped where there is no ComfyUI.
 """
 
 import importlib
+import os
+import sys
 
 import pytest
 from harness import location, pack_import
@@ -33,6 +35,8 @@ def comfy_server(new_server):  # noqa: F811
 @pytest.fixture(scope="session")
 def comfyui():
     """ComfyUI's modules importable in this process."""
+    if os.path.abspath(location.comfyui_python()) != os.path.abspath(sys.executable):
+        pytest.skip("COMFYUI_PYTHON is another interpreter: run pytest with it for the tests in this process")
     pack_import.enable_comfyui()
 
 
