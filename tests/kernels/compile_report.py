@@ -19,7 +19,6 @@ sys.path.insert(0, str(pathlib.Path(__file__).parents[2]))
 from trtllm_core.kernels import has_fp8, kernel_config, unsupported
 from trtllm_core.kernels.attention_kernel import attention_kernel
 from trtllm_core.kernels.configs import padded_head_dim
-from trtllm_core.kernels.quantize import VALUE_BLOCK
 from trtllm_core.kernels.quantize_kernels import quantize_tokens_kernel, quantize_value_kernel, statistics_kernel
 from trtllm_core.specs import AttnQuantSpec
 
@@ -93,7 +92,7 @@ def attention(capability, head_dim, quant, skip):
 def quantization(capability, head_dim, dtype_qk):
     """The three passes over Q, K and V."""
     pointers = dict.fromkeys(("key", "value", "source"), "*bf16")
-    pointers |= dict.fromkeys(("partial", "mean", "out_scale", "scale", "sums"), "*fp32")
+    pointers |= dict.fromkeys(("partial", "mean", "out_scale", "scale"), "*fp32")
     pointers |= {"key_lengths": "*i32", "lengths": "*i32", "out": "*" + ELEMENTS[dtype_qk]}
     integers = ("key_length", "length", "groups", "padded_length", "stride_batch", "stride_row", "stride_head")
     types = pointers | dict.fromkeys(integers, "i32")
@@ -105,7 +104,7 @@ def quantization(capability, head_dim, dtype_qk):
     )
     if has_fp8(capability):
         types["out"] = "*fp8e4nv"
-        yield compile_kernel(quantize_value_kernel, capability, types, shape | dict(BLOCK=VALUE_BLOCK), num_warps=8)
+        yield compile_kernel(quantize_value_kernel, capability, types, shape | dict(BLOCK=128), num_warps=8)
 
 
 def main():

@@ -71,27 +71,28 @@ def kernel_config(capability, head_dim: int, quant=None, skip: bool = False) -> 
     return _pointers(padded_head_dim(head_dim), shared_kib=163 if (major, minor) in ((8, 0), (8, 7)) else 99)
 
 
-# H200, Triton 3.6, 40 heads, time against FlashAttention-3 bf16 in the same run; 75,600 tokens of 128, 32,760 of 64.
-# Two programs of 4 warps per multiprocessor beat one of 8: nothing but the other program hides a softmax.
+# Times on an H200 with Triton 3.6 against FlashAttention-3 bf16 in the same run, 40 heads; 75,600 tokens of 128, 32,760
+# of 64. Two programs of 4 warps per multiprocessor beat one of 8: only another program's products hide a softmax.
 def _hopper(head_dim: int, sage: bool, skip: bool) -> KernelConfig:
     if head_dim == 256:  # compiles without spills; not timed
-        return KernelConfig(64, 64, 8, 2, tma=True, hardware_vote=True) if sage else KernelConfig(
-            128, 64, 8, 2, tma=True, hardware_vote=True
-        )
+        block_m = 64 if sage else 128
+        return KernelConfig(block_m, 64, 8, 2, tma=True, hardware_vote=True)
     if sage:
-        # 128: .96 int8, .94 fp8; 128x64 w8 s3 1.30 and 64x64 w4 s3 1.06. With λ = .01: .61, .59; 64x64 .64, .62.
-        # 64: 1.16 int8; 128x64 w4 s3 1.28, 64x64 w4 s3 1.29. With λ = .01: .84; 64x64 .96, 128x64 1.04.
+        # 128: .96 int8, .94 fp8; 64x64 w4 s3 1.06, 1.05. 32,760 tokens: 1.00; 128x128 w8 s3 1.14, 128x64 w8 s3 1.33.
+        # 128, λ = .01: .61, .59; 64x64 .64, .62. 64, int8: 1.16; 128x64 w4 s3 1.28, 64x64 w4 s3 1.29; with λ = .01:
+        # .84; 64x64 .96, 128x64 1.04.
         return KernelConfig(64, 128, 4, 3, tma=True, hardware_vote=True)
     if head_dim == 64:
         if skip:
+            # λ = .01 and 0: .92, 1.15 with both permutations inside; without: 64x64 w4 s3 .91, 1.30, 128x64 1.10, 1.51
             return KernelConfig(64, 128, 4, 3, tma=True, hardware_vote=True)
-        # 1.18; 128x64 w4 s3 1.23, 128x128 w4 s2 1.29
+        # 1.18 to 1.26; 128x64 w4 s3 1.23, 128x128 w4 s2 1.29, 128x64 w4 s2 1.38 in the run that gave 1.18
         return KernelConfig(128, 64, 8, 3, registers=128, tma=True)
     if skip:
         # λ = .01 and 0: .81, 1.34. s2 .85, 1.43; 64x128 w4 s2 .91, 1.49; 256x64 w8 s3 .93, 1.66.
         # Without the hardware vote: s2 .91, 1.53.
         return KernelConfig(128, 64, 4, 3, tma=True, hardware_vote=True)
-    # 1.29 to 1.32; 256x64 w8 s3 1.36, 64x64 w4 s3 1.41, 128x64 w4 s3 1.45, 128x128 w8 s2 1.48 (both at 32,760 tokens)
+    # 1.29 to 1.32; 256x64 w8 s3 1.36, 64x64 w4 s3 1.41. 32,760 tokens: 1.31; 128x64 w8 s3 1.41, 128x64 w4 s3 1.45
     return KernelConfig(128, 64, 4, 2, tma=True)
 
 

@@ -61,17 +61,22 @@ def _addressable(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if tensor.stride(3) == 1 and tensor.stride(1) < 2**23 else tensor.contiguous()
 
 
+def _is_stride(stride: int, tensor: torch.Tensor) -> bool:
+    """Whether TMA takes this stride: positive (no broadcasting) and a multiple of 16 bytes."""
+    return stride > 0 and stride * tensor.element_size() % 16 == 0
+
+
 def _describable(tensor: torch.Tensor) -> bool:
-    """Whether TMA can read the tensor: 16-byte aligned, no broadcast dimension."""
-    step = 16 // tensor.element_size()
+    """Whether TMA can read the tensor as it lies; the stride of a dimension of 1 does not matter."""
     return tensor.data_ptr() % 16 == 0 and all(
-        stride > 0 and stride % step == 0 for stride in tensor.stride()[:3]
+        size == 1 or _is_stride(stride, tensor) for size, stride in zip(tensor.shape[:3], tensor.stride())
     )
 
 
 def _descriptor(heads_first: torch.Tensor, rows: int, columns: int) -> TensorDescriptor:
     """Descriptor of [batch, heads, rows, columns] with blocks of one tile of one head."""
-    return TensorDescriptor(heads_first, list(heads_first.shape), list(heads_first.stride()), [1, 1, rows, columns])
+    strides = [stride if _is_stride(stride, heads_first) else heads_first.shape[3] for stride in heads_first.stride()[:3]]
+    return TensorDescriptor(heads_first, list(heads_first.shape), [*strides, 1], [1, 1, rows, columns])
 
 
 def triton_attention(query, key, value, *, scale=None, threshold=None, quant=None, key_lengths=None,

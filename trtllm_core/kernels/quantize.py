@@ -18,7 +18,6 @@ from .quantize_kernels import (
 
 CHUNK = 1024  # tokens per program of the statistics pass
 BLOCK = 128  # tokens per program of the quantization passes; V's copy is padded to whole blocks
-VALUE_BLOCK = 64  # the same for V: with 128 its sums spill registers on sm_89
 QK_TYPES = {"int8": torch.int8, "fp8_e4m3": torch.float8_e4m3fn}
 
 
@@ -75,24 +74,16 @@ def _quantize_tokens(tensor, mean, dtype, tokens, lengths):
 
 
 def _quantize_value(value, mean, scale, lengths):
-    """(e4m3 [batch, kv heads, head_dim, tokens padded to whole blocks], what to add to the output for `mean`).
-
-    Rounding does not leave the mean of a channel where it was, and what it adds is the same for every key: rows that
-    attend to thousands of keys do not average it out (it was half of V's error at 75,600 tokens). So the output gets
-    the mean less what rounding added to it.
-    """
+    """e4m3 [batch, kv heads, head_dim, tokens padded to whole blocks]."""
     batch, length, heads, head_dim = value.shape
     padded_length = triton.cdiv(length, BLOCK) * BLOCK
-    blocks = padded_length // VALUE_BLOCK
     out = value.new_empty((batch, heads, head_dim, padded_length), dtype=torch.float8_e4m3fn)
-    sums = value.new_empty((batch, heads, blocks, head_dim), dtype=torch.float32)
-    quantize_value_kernel[(blocks, heads, batch)](
-        value, mean, scale, out, sums, lengths, *value.stride()[:3], length, padded_length,
-        HEAD_DIM=head_dim, PADDED_DIM=padded_head_dim(head_dim), BLOCK=VALUE_BLOCK,
+    quantize_value_kernel[(padded_length // BLOCK, heads, batch)](
+        value, mean, scale, out, lengths, *value.stride()[:3], length, padded_length,
+        HEAD_DIM=head_dim, PADDED_DIM=padded_head_dim(head_dim), BLOCK=BLOCK,
         LENGTHS=lengths is not None, num_warps=8,
     )
-    count = length if lengths is None else lengths.clamp(min=1)[:, None, None]
-    return out, mean - sums.sum(2) * scale / count
+    return out
 
 
 def quantize(query, key, value, quant, key_lengths, *, fp8_value: bool) -> Quantized:
@@ -103,7 +94,5 @@ def quantize(query, key, value, quant, key_lengths, *, fp8_value: bool) -> Quant
     )
     query_out, query_scale = _quantize_tokens(query, None, dtype, quant.q_block_size, None)
     key_out, key_scale = _quantize_tokens(key, key_mean, dtype, quant.k_block_size, key_lengths)
-    value_out = None
-    if fp8_value:
-        value_out, value_mean = _quantize_value(value, value_mean, value_scale, key_lengths)
+    value_out = _quantize_value(value, value_mean, value_scale, key_lengths) if fp8_value else None
     return Quantized(query_out, key_out, query_scale, key_scale, value_out, value_scale, value_mean)
