@@ -32,7 +32,7 @@ class TRTLLMSkipSoftmax(io.ComfyNode):
                     default=0.01,
                     min=0.0,
                     max=1.0,
-                    step=0.001,
+                    step=0.0001,  # frontends round to it
                     round=False,
                     tooltip="λ: a tile is skipped when its scores stay below λ of the row maximum. "
                     "0 skips nothing; 0.01 is careful, 0.05 fast.",

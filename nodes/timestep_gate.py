@@ -26,7 +26,7 @@ class TRTLLMTimestepGate(io.ComfyNode):
                     default=0.9,
                     min=0.0,
                     max=1.0,
-                    step=0.01,
+                    step=0.001,
                     round=False,
                     tooltip="Dense while t is above this; for flow models t is the sigma. 0: no gate.",
                 ),

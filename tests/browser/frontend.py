@@ -68,17 +68,20 @@ class Frontend:
     """A page with the frontend of `server` in it.
 
     nodes2: the Vue renderer instead of the canvas. theme: "dark" or "light". `errors` collects
-    exceptions and console errors, `offsite` the requests to other hosts, which are refused.
+    exceptions and console errors, `offsite` the requests to other hosts, which are refused; `sent`
+    are the queued prompts, `asked` the requests to the pack's routes.
     """
 
     def __init__(self, server, page, *, nodes2=False, theme="dark"):
         self.server, self.page = server, page
-        self.errors, self.offsite, self.sent = [], set(), []
+        self.nodes2 = nodes2
+        self.errors, self.offsite, self.sent, self.asked = [], set(), [], []
         page.on("pageerror", lambda error: self.errors.append(f"exception: {error}"))
         page.on("console", self._on_console)
         page.route("**/*", self._route)
         settings = {**SETTINGS, "Comfy.VueNodes.Enabled": nodes2, "Comfy.ColorPalette": theme}
         server.post("/settings", settings)
+        page.set_default_timeout(10000)
         page.goto(server.url)
         page.wait_for_function("() => window.app?.graph && window.app.extensionManager", timeout=90000)
         page.wait_for_function(
@@ -94,6 +97,8 @@ class Frontend:
 
     def _route(self, route):
         request = route.request
+        if "trtllm_attention" in request.url:
+            self.asked.append(request.url)
         if request.url.startswith((self.server.url, "data:", "blob:")):
             if request.method == "POST" and request.url.endswith("/prompt"):
                 self.sent.append(json.loads(request.post_data)["prompt"])
@@ -107,11 +112,14 @@ class Frontend:
         return self.page.evaluate(source, argument)
 
     def load_api(self, prompt):
-        """Replace the graph by an API-format prompt, laid out by the frontend."""
+        """Open an API-format prompt, laid out by the frontend, as the workflow file that it becomes."""
         self.js("prompt => app.loadApiJson(prompt, 'api')", prompt)
-        self.page.wait_for_timeout(300)
-        self.js("() => app.graph.arrange(60)")
-        self.settle()
+        self.page.wait_for_timeout(200)
+        self.js("() => app.graph.arrange(160)")
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, "workflow.json")
+            path.write_text(json.dumps(self.serialize()))
+            self.load(path)
 
     def load(self, path):
         """Open a workflow file as a person does, through the file input behind Open."""
@@ -125,7 +133,7 @@ class Frontend:
         # through a string: evaluate() turns undefined into null, which the frontend's schema refuses
         return json.loads(self.js("() => JSON.stringify(app.graph.serialize())"))
 
-    def settle(self, milliseconds=600):
+    def settle(self, milliseconds=400):
         self.page.wait_for_timeout(milliseconds)
 
     def fit(self):
@@ -150,6 +158,64 @@ class Frontend:
 
     def ids(self, node_type) -> list:
         return self.js("type => app.graph._nodes.filter(n => n.type == type).map(n => n.id)", node_type)
+
+    def prompt(self) -> dict:
+        """What the Run button would send."""
+        return json.loads(self.js("async () => JSON.stringify((await app.graphToPrompt()).output)"))
+
+    def unknown_nodes(self) -> list:
+        return self.js("() => app.graph._nodes.filter(n => !LiteGraph.registered_node_types[n.type]).map(n => n.type)")
+
+    def fresh_seed(self) -> int:
+        """A seed that no cached run has."""
+        self._seeds = getattr(self, "_seeds", 0) + 1
+        return int(time.time()) + self._seeds
+
+    def panel(self, node_id, kind):
+        """The panel of a node: "gate", "layers", "lambda" or "status"."""
+        self.js(
+            """id => (app.graph.getNodeById(id).widgets ?? []).forEach((w) => {
+                if (w.element?.classList?.contains('trtllm-panel')) w.element.dataset.node = id;
+            })""",
+            node_id,
+        )
+        return self.page.locator(f".trtllm-{kind}[data-node='{node_id}']")
+
+    def shows(self, locator, text, seconds=8) -> bool:
+        """Whether `text` stands in an element, now or soon: the server may have to be asked first."""
+        for _ in range(int(seconds * 10)):
+            if text in locator.inner_text():
+                return True
+            self.page.wait_for_timeout(100)
+        return False
+
+    def shown_widgets(self, node_id) -> list:
+        """Names of the plain widgets that a person sees on a node, by either renderer."""
+        if not self.nodes2:
+            return self.js(
+                "id => app.graph.getNodeById(id).widgets.filter(w => !w.element && !w.hidden).map(w => w.name)", node_id
+            )
+        text = self.page.locator(f"[data-node-id='{node_id}']").inner_text()
+        names = self.js("id => app.graph.getNodeById(id).widgets.filter(w => !w.element).map(w => w.name)", node_id)
+        return [name for name in names if name in text.split("\n")]
+
+    def middle(self, locator) -> tuple:
+        box = locator.bounding_box()
+        return box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+
+    def click_middle(self, locator):
+        """A click of the mouse, at whatever lies on top there."""
+        self.page.mouse.click(*self.middle(locator))
+        self.settle()
+
+    def close_dialogs(self):
+        """Close what tells of a failed run, and forget that it did."""
+        for _ in range(3):
+            self.page.keyboard.press("Escape")
+        for button in self.page.locator(".p-toast-close-button").all():
+            button.click()
+        self.settle()
+        self.errors.clear()
 
     def values(self, node_id) -> dict:
         """{widget name: value} as the node shows them."""

@@ -1,5 +1,7 @@
 """What the frontend asks before a run agrees with what the run does."""
 
+import urllib.request
+
 import pytest
 from harness.graphs import Graph
 
@@ -91,3 +93,10 @@ def test_the_patch_says_what_is_in_effect(comfy_server):
         "1 of 2 layers dense",
         "cross: TORCH_SDPA (chosen by an Attention Role)",
     ]
+
+
+def test_the_frontend_finds_the_panels_whatever_the_folder_is_called(comfy_server):
+    paths = [path for path in comfy_server.get("/extensions") if path.endswith("/trtllm_attention.js")]
+    assert len(paths) == 1
+    with urllib.request.urlopen(comfy_server.url + paths[0], timeout=30) as answer:
+        assert b"registerExtension" in answer.read()

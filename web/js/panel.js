@@ -42,13 +42,23 @@ export function addPanel(node, name, element, minHeight, options = {}) {
   return widget;
 }
 
-/** Makes a node large enough for its widgets; never smaller. */
+const growing = new Set();
+
+/** Makes a node large enough for its widgets, soon; never smaller. */
 export function grow(node) {
-  const wanted = node.computeSize();
-  const width = Math.max(node.size[0], wanted[0]);
-  const height = Math.max(node.size[1], wanted[1]);
-  if (width > node.size[0] || height > node.size[1]) node.setSize([width, height]);
-  node.setDirtyCanvas?.(true, true);
+  if (!growing.size) setTimeout(growAll, 0);
+  growing.add(node);
+}
+
+function growAll() {
+  for (const node of growing) {
+    const wanted = node.computeSize();
+    const width = Math.max(node.size[0], wanted[0]);
+    const height = Math.max(node.size[1], wanted[1]);
+    if (width > node.size[0] || height > node.size[1]) node.setSize([width, height]);
+    node.setDirtyCanvas?.(true, true);
+  }
+  growing.clear();
 }
 
 /** An element; children are nodes or strings. */

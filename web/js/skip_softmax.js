@@ -7,7 +7,7 @@ const WIDGET_OF = { threshold: "threshold", calibrated: "target_sparsity" };
 const KEYS = [32760, 75600]; // tokens of Wan's 832 x 480 and 1280 x 720, 81 frames
 
 export function setUpSkipSoftmax(node) {
-  const text = make("div", "selectable");
+  const text = make("div", "trtllm-lambda selectable");
   addPanel(node, "lambda", text, () => 52);
   grow(node);
   follow(node, () => {

@@ -13,10 +13,11 @@ const LINE = 16;
  */
 export function setUpStatus(node, placeholder, { brief = false } = {}) {
   const content = make("div", "selectable");
+  const element = make("div", "trtllm-status", content);
   let text = "";
   let failed = false;
   const lines = () => (text || placeholder).split("\n").reduce((sum, line) => sum + wrapped(line, node.size[0]), 0);
-  const widget = addPanel(node, NAME, make("div", "trtllm-status", content), () => Math.min(320, 14 + LINE * lines()), {
+  addPanel(node, NAME, element, () => (text || placeholder ? Math.min(320, 14 + LINE * lines()) : 0), {
     getValue: () => text,
     setValue: (value) => show(value),
   });
@@ -25,11 +26,12 @@ export function setUpStatus(node, placeholder, { brief = false } = {}) {
     [text, failed] = [String(value ?? ""), isError];
     content.replaceChildren(...(text ? text.split("\n").map(lineOf) : [make("div", "faint", placeholder)]));
     content.classList.toggle("bad", failed);
+    element.style.display = text || placeholder ? "" : "none";
     grow(node);
   }
 
   show("");
-  node.trtllmStatus = { show, isError: () => failed, widget };
+  node.trtllmStatus = { show, isError: () => failed };
   after(node, "onExecuted", (output) => {
     if (!brief && output?.text?.length) show(output.text.join("\n"));
   });
@@ -37,21 +39,13 @@ export function setUpStatus(node, placeholder, { brief = false } = {}) {
 
 /** Puts a refusal on a node of the pack, with or without a text panel of its own. */
 export function showError(node, message) {
-  if (!node.trtllmStatus) {
-    setUpStatus(node, "");
-    node.trtllmStatus.borrowed = true;
-  }
+  if (!node.trtllmStatus) setUpStatus(node, ""); // shows nothing but errors
   node.trtllmStatus.show(message, true);
 }
 
 /** Takes refusals of an earlier run away. */
 export function clearError(node) {
-  const status = node.trtllmStatus;
-  if (!status?.isError()) return;
-  status.show("");
-  if (!status.borrowed) return;
-  node.removeWidget?.(status.widget);
-  delete node.trtllmStatus;
+  if (node.trtllmStatus?.isError()) node.trtllmStatus.show("");
 }
 
 function wrapped(line, width) {
