@@ -189,3 +189,5 @@ def produce(
             if i + K_STAGES < tiles:
                 token = tile_index(i + K_STAGES, first, tiles) * KEYS
                 _load_tokens(key, k_slots, k_full, slot, batch, token, kv_head)
+        # a load ahead of the last votes may still be under way, and shared memory is the next program's after this one
+        mbarrier.wait(v_full.index((tiles - 1) % V_STAGES), ((tiles - 1) // V_STAGES) & 1)
