@@ -29,7 +29,7 @@ def cube_permutation(grid, cube=CUBE) -> torch.Tensor:
 
 
 class TokenOrder:
-    """The cube order of one sequence: `lead` tokens that stay in front, the grid's tokens, `tail` tokens that stay last.
+    """The cube order of one sequence: `lead` tokens stay in front, then the grid's, and `tail` tokens stay last.
 
     Lead and tail are the tokens that are not video: text, reference images, audio.
     """

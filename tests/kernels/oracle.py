@@ -17,7 +17,7 @@ def attention(query, key, value, scale=None):
 
 
 class Skipped(NamedTuple):
-    """output; the (batch, head, query tile, KV tile) that were skipped; how near the nearest decision was to λ, in nats."""
+    """output; the skipped (batch, head, query tile, KV tile); how near the nearest decision was to λ, in nats."""
 
     output: torch.Tensor
     tiles: set

@@ -140,14 +140,14 @@ def attention_kernel(
 ):
     """Attention of query rows [program 0 * BLOCK_M, + BLOCK_M) of head `program 1` of batch `program 2`.
 
-    query, output: pointers, [batch, rows, heads, HEAD_DIM] by strides (output contiguous).
-    key, value: pointers, or with TMA descriptors of [batch, kv heads, tokens, HEAD_DIM] with blocks of one tile;
-        under SAGE the int8 or e4m3 key. With FP8_VALUE value is [batch, kv heads, HEAD_DIM, tokens].
-    key_scale: float32 [batch, kv heads, key_groups], one per K_BLOCK tokens. value_scale, value_mean: float32
-        [batch, kv heads, HEAD_DIM], applied to the result (value_scale with FP8_VALUE, value_mean also with SKIP).
-    key_lengths: int32 [batch] with LENGTHS. skipped: int64 [1] with COUNT. scale: of the scores, times log2(e); at least 0,
-    since row maxima are taken before it.
-    threshold: log2 of λ. GROUP: query heads per kv head. K_BLOCK 0: no SAGE.
+    query, key, value: pointers with strides, or with TMA descriptors of [batch, heads, tokens, HEAD_DIM] with blocks of
+        one tile; under SAGE query and key in int8 or e4m3. With FP8_VALUE value is [batch, heads, HEAD_DIM, tokens].
+    output: [batch, tokens, heads, HEAD_DIM], contiguous.
+    query_scale, key_scale: float32 [batch, heads, groups], one per Q_BLOCK or K_BLOCK tokens; K_BLOCK 0: no SAGE.
+    value_scale, value_mean: float32 [batch, kv heads, HEAD_DIM], applied to the result; value_scale with FP8_VALUE,
+        value_mean also with SKIP.
+    key_lengths: int32 [batch] with LENGTHS. skipped: int64 [1] with COUNT. GROUP: query heads per kv head.
+    scale: of the scores, times log2(e); above 0, since row maxima are taken before it. threshold: log2 of λ.
     """
     if HARDWARE_VOTE:
         _declare_vote()

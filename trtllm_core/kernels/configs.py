@@ -1,4 +1,4 @@
-"""Which tiles the portable kernels use on which GPU, and what they cannot do. Plain data; needs neither Triton nor a GPU."""
+"""Which tiles the portable kernels use on which GPU, and what they cannot do. Needs neither Triton nor a GPU."""
 
 from __future__ import annotations
 

@@ -75,7 +75,8 @@ def _describable(tensor: torch.Tensor) -> bool:
 
 def _descriptor(heads_first: torch.Tensor, rows: int, columns: int) -> TensorDescriptor:
     """Descriptor of [batch, heads, rows, columns] with blocks of one tile of one head."""
-    strides = [stride if _is_stride(stride, heads_first) else heads_first.shape[3] for stride in heads_first.stride()[:3]]
+    spare = heads_first.shape[3]
+    strides = [stride if _is_stride(stride, heads_first) else spare for stride in heads_first.stride()[:3]]
     return TensorDescriptor(heads_first, list(heads_first.shape), [*strides, 1], [1, 1, rows, columns])
 
 
@@ -142,7 +143,8 @@ def triton_attention(query, key, value, *, scale=None, threshold=None, quant=Non
             BLOCK_M=block_m, BLOCK_N=block_n,
             Q_BLOCK=quant.q_block_size if sage else 1, K_BLOCK=quant.k_block_size if sage else 0,
             FP8_VALUE=fp8_value, SKIP=skip, OWN_FIRST=kv_order == "own_first" and query_length == key_length,
-            COUNT=skip and skipped is not None, LENGTHS=key_lengths is not None, TMA=tma, HARDWARE_VOTE=skip and config.hardware_vote,
+            COUNT=skip and skipped is not None, LENGTHS=key_lengths is not None, TMA=tma,
+            HARDWARE_VOTE=skip and config.hardware_vote,
             num_warps=config.warps, num_stages=config.stages, maxnreg=config.registers, enable_fp_fusion=True,
         )
     return out

@@ -154,8 +154,9 @@ def quantize_tokens_kernel(
     HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr, BLOCK: tl.constexpr, TOKENS: tl.constexpr,
     MEAN: tl.constexpr, LENGTHS: tl.constexpr,
 ):
-    """Q or K: tokens [program 0 * BLOCK, + BLOCK) of head `program 1`, batch `program 2`, less `mean`, one scale per TOKENS.
+    """Q or K: tokens [program 0 * BLOCK, + BLOCK) of head `program 1`, batch `program 2`, less `mean`.
 
+    Every TOKENS tokens share a scale.
     out: int8 or e4m3 [batch, heads, length, HEAD_DIM]; out_scale: float32 [batch, heads, groups].
     """
     head = tl.program_id(1).to(tl.int64)
