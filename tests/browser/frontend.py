@@ -217,6 +217,22 @@ class Frontend:
         self.settle()
         self.errors.clear()
 
+    def add_by_search(self, words, node_type):
+        """Add a node as a person does: double click on the canvas, type, Enter. Returns its id."""
+        before = set(self.ids(node_type))
+        self.js("() => { app.canvas.ds.reset(); app.canvas.ds.offset = [3000, 3000]; app.canvas.setDirty(true, true); }")
+        self.settle(200)
+        self.page.mouse.dblclick(900, 700)
+        self.settle()
+        self.page.keyboard.type(words, delay=15)
+        self.settle(800)
+        self.page.keyboard.press("Enter")
+        self.settle()
+        self.page.mouse.click(900, 700)  # later frontends leave the node at the mouse until a click
+        self.settle(700)
+        (node,) = set(self.ids(node_type)) - before
+        return node
+
     def values(self, node_id) -> dict:
         """{widget name: value} as the node shows them."""
         return self.js(

@@ -4,6 +4,7 @@ import pytest
 from harness.graphs import Graph
 from harness.location import comfyui_version
 
+SPOTS = [(0, 0), (500, 0), (500, 600), (1100, 0), (1600, 0)]
 OLD_NODES2 = "frontend 1.32's Nodes 2.0 draws hidden widgets"
 
 
@@ -193,3 +194,42 @@ def test_nothing_is_asked_while_nothing_changes(front):
 
 def test_nothing_left_the_machine(front):
     assert not [url for url in front.asked if "trtllm" in url and not url.startswith(front.server.url)]
+
+
+def test_from_an_empty_graph_with_the_mouse_and_the_keyboard(front):
+    """A patched Wan with a gate and three ignored layers; the nodes are found by search."""
+    if front.nodes2:
+        pytest.skip("both renderers share the search")
+    front.js("() => app.graph.clear()")
+    front.settle()
+    wanted = [
+        ("Load Diffusion Model", "UNETLoader"), ("Timestep Gate", "TRTLLMTimestepGate"),
+        ("ignore layers", "TRTLLMLayerIgnoreList"), ("skip softmax", "TRTLLMSkipSoftmax"),
+        ("TRTLLM Attention Patch", "TRTLLMAttentionPatch"),
+    ]  # fmt: skip
+    nodes = {}
+    for place, (words, node_type) in enumerate(wanted):
+        nodes[node_type] = front.add_by_search(words, node_type)
+        front.js("([id, x, y]) => { app.graph.getNodeById(id).pos = [x, y]; }", [nodes[node_type], *SPOTS[place]])
+    loader, gate, ignore, skip, patch = nodes.values()
+    front.set(loader, "unet_name", "wan_t2v.safetensors")
+    for source, output, target, name in [
+        (loader, 0, gate, "model"), (loader, 0, ignore, "model"), (gate, 0, skip, "gate"),
+        (ignore, 0, skip, "ignore"), (skip, 0, patch, "skip_softmax"), (loader, 0, patch, "model"),
+    ]:  # fmt: skip
+        front.js(
+            """([source, output, target, name]) => {
+                const node = app.graph.getNodeById(target);
+                app.graph.getNodeById(source).connect(output, node, node.inputs.findIndex((i) => i.name == name));
+            }""",
+            [source, output, target, name],
+        )
+    front.settle()
+    assert front.shows(panel(front, gate, "gate"), "of 20 steps dense")
+    grid = panel(front, ignore, "layers")
+    for layer in (0, 1, 2):
+        front.click_middle(grid.locator(f"[data-layer='{layer}']"))
+    assert front.shows(grid, "3 of 4 layers stay dense")
+    sent = front.prompt()
+    assert len(sent[str(ignore)]["inputs"]["patterns"].split("\n")) >= 2
+    assert sent[str(patch)]["inputs"]["skip_softmax"] == [str(skip), 0]
