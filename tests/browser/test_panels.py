@@ -204,7 +204,7 @@ def test_from_an_empty_graph_with_the_mouse_and_the_keyboard(front):
     front.settle()
     wanted = [
         ("Load Diffusion Model", "UNETLoader"), ("Timestep Gate", "TRTLLMTimestepGate"),
-        ("ignore layers", "TRTLLMLayerIgnoreList"), ("skip softmax", "TRTLLMSkipSoftmax"),
+        ("Layer Ignore", "TRTLLMLayerIgnoreList"), ("Skip-Softmax", "TRTLLMSkipSoftmax"),
         ("TRTLLM Attention Patch", "TRTLLMAttentionPatch"),
     ]  # fmt: skip
     nodes = {}
