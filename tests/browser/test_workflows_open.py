@@ -31,3 +31,11 @@ def test_the_frontend_finds_the_help_pages(front, server):
         module = server.object_info[name]["python_module"].split(".")[1]
         page = front.page.request.get(f"{server.url}/extensions/{module}/docs/{name}.md")
         assert page.status == 200 and page.text().startswith("# ")
+
+
+def test_titles_are_those_of_the_schemas(front, server):
+    """The frontend reads the English texts as messages with a syntax of their own."""
+    for name, info in server.object_info.items():
+        if name.startswith("TRTLLM"):
+            title = front.js("type => LiteGraph.createNode(type).title", name)
+            assert title == info["display_name"]

@@ -1,9 +1,20 @@
 """The English texts of the nodes, as ComfyUI's frontend looks them up: taken from the schemas."""
 
+import re
+
+
+SYNTAX = re.compile(r"[@{}|]")  # of the frontend's messages: "a | b" is a singular and a plural there
+
 
 def node_defs(object_info) -> dict:
     """What locales/en/nodeDefs.json must hold for the pack's nodes of a server's object_info."""
-    return {name: _node(info) for name, info in sorted(object_info.items()) if name.startswith("TRTLLM")}
+    return {name: _escaped(_node(info)) for name, info in sorted(object_info.items()) if name.startswith("TRTLLM")}
+
+
+def _escaped(value):
+    if isinstance(value, dict):
+        return {key: _escaped(inner) for key, inner in value.items()}
+    return SYNTAX.sub(lambda match: "{'" + match[0] + "'}", value)
 
 
 def _node(info):
