@@ -211,7 +211,8 @@ def _platform_reasons(name: str, request: Request, device: Device) -> tuple[str,
     if name == "CUDNN_ATTN" and (device.cudnn or 0) < CUDNN_MINIMUM:
         reasons.append(f"cuDNN {CUDNN_MINIMUM} or newer is wanted, found {device.cudnn}")
     if name == "TRITON_ATTN":
-        if device.has("flash-attn-3") or device.has("fa3-fwd"):
+        has_flash_3 = device.has("flash-attn-3") or device.has("fa3-fwd")
+        if has_flash_3 and "FLASH_ATTN" not in device.broken:
             reasons.append("FlashAttention-3 is installed")
         reasons += hopper.unsupported(
             device.capability, request.dtype or torch.bfloat16, request.head_dim, None, device.triton

@@ -12,6 +12,7 @@ from types import ModuleType
 import torch
 import torch.nn.functional as F
 
+from . import reference
 from .backends import AttentionCall, Unavailable
 from .device import Device
 from .specs import AttentionSpec
@@ -19,7 +20,8 @@ from .specs import AttentionSpec
 TOKENS = 520
 HEADS = 2
 DENSE_TOLERANCE = 2e-2
-SAGE_TOLERANCE = 1.5e-1
+LOSSY_TOLERANCE = 1.5e-1
+SAGE_FACTOR = 2.0  # of what the reference with the same quantization gets wrong on the same input
 SKIP_THRESHOLD = 1e-3
 
 _checked: dict[tuple, str | None] = {}
@@ -68,10 +70,12 @@ def _failure(module, spec, skips, head_dim, dtype) -> str | None:
         raise
     except Exception as problem:  # whatever a compiler or a library raises, it is not usable here
         return f"it failed on a small input: {type(problem).__name__}: {problem}"
-    is_sage = spec.quant is not None and spec.quant.is_sage
-    limit = SAGE_TOLERANCE if is_sage or module.REQUIREMENTS.lossy else DENSE_TOLERANCE
+    limit = LOSSY_TOLERANCE if module.REQUIREMENTS.lossy else DENSE_TOLERANCE
+    if spec.quant is not None and spec.quant.is_sage:
+        same, _ = reference.attention(query, key, value, quant=spec.quant)
+        limit = SAGE_FACTOR * float((same.float() - expected).norm() / expected.norm())
     if not error <= limit:
-        return f"it is wrong on this GPU: relative error {error:.2g} on a small input"
+        return f"it is wrong on this GPU: relative error {error:.2g} on a small input, {limit:.2g} is expected"
     return None
 
 
@@ -85,8 +89,9 @@ def _inputs(head_dim, dtype):
     shape = (1, TOKENS, HEADS, head_dim)
     query, key, value = (torch.randn(shape, generator=generator) for _ in range(3))
     third = torch.arange(TOKENS) * 3 // TOKENS
-    strength = (25.0 * head_dim**0.5) ** 0.5
-    marks = strength * F.one_hot(third, head_dim).to(torch.float32)
+    # spread over all channels: a mark in one channel would be an outlier, which FP8 rounds coarsely
+    signs = torch.randint(0, 2, (3, head_dim), generator=generator) * 2.0 - 1.0
+    marks = (18.0 / head_dim**0.5) ** 0.5 * signs[third]
     query = query + marks[None, :, None]
     key = key + marks[None, :, None]
     return tuple(x.to("cuda", dtype) for x in (query, key, value))
