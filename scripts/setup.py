@@ -110,6 +110,13 @@ def install_chromium():
             return
 
 
+def install_flashinfer():
+    """The FlashInfer versions of the contract tests, each in a folder of its own; the tests skip without them."""
+    versions = ROOT / "tests" / "core" / "flashinfer" / "versions.py"
+    if subprocess.run([VENV / "bin" / "python", versions], stdout=subprocess.DEVNULL).returncode:
+        print("setup: no flashinfer; its contract tests will be skipped", flush=True)
+
+
 def main():
     """Every step that is needed and has not run."""
     CACHE.mkdir(exist_ok=True)
@@ -121,6 +128,7 @@ def main():
         for name, packages in TRITONS.items():
             step(name, CACHE / name, " ".join(packages) + pins, lambda name=name: install_triton(name))
         install_chromium()
+        install_flashinfer()
 
 
 if __name__ == "__main__":
