@@ -58,10 +58,6 @@ def test_matches_float64(tokens, dtype_qk, q_block, k_block):
             assert (part - wanted).norm() <= 6e-3 * wanted.norm() + 1e-6, name
     for b, length in enumerate(lengths.tolist()):
         assert not found.key[b, :, length:].double().any()
-    mean = torch.stack([value[b, :n].double().mean(0) for b, n in enumerate(lengths.tolist())])
-    got = dequantized(found, k_block, tokens)[2]
-    kept = torch.stack([got[b, :n].mean(0) for b, n in enumerate(lengths.tolist())])
-    assert torch.allclose(kept, mean, atol=1e-5)
 
 
 def test_numbers_that_are_not_finite_mark_their_channel():

@@ -2,8 +2,8 @@
 
 Statistics read K and V once: the mean of K per channel, which is subtracted from K (it adds the same to all
 scores of a row, so softmax does not see it), and mean and range of V per channel; the mean is subtracted
-before V is quantized and, less what rounding left of it, added to the output. The quantizing passes read
-each tensor once more.
+before V is quantized and added to the output. Each rounding error of V is carried to the next key, as in the
+portable kernels (quantize_kernels.py says why). The quantizing passes read each tensor once more.
 Every reduction keeps NaN, so that a NaN input gives NaN scales and outputs.
 """
 
@@ -15,9 +15,10 @@ import torch
 import triton
 import triton.language as tl
 
+from .quantize_kernels import E4M3_V_MAX, diffuse_to_e4m3
+
 TILE = 128  # tokens of a program, and what padded lengths are a multiple of
 CHUNK = 1024  # tokens of a program of the statistics pass
-RUN = 4  # tiles of V of a program: its sums are all that it leaves behind
 LARGEST = {"int8": 127.0, "fp8_e4m3": 448.0}
 STORAGE = {"int8": torch.int8, "fp8_e4m3": torch.float8_e4m3fn}
 SMALLEST_RANGE = 1e-12  # an all-zero group gets a scale that is neither 0 nor denormal
@@ -118,7 +119,7 @@ def finish_kernel(partial, key_mean, value_mean, value_scale, key_lengths, token
     offset = head * HEAD_DIM + channels
     tl.store(key_mean + offset, key_sum / length)
     tl.store(value_mean + offset, mean)
-    tl.store(value_scale + offset, _maximum_or_nan(widest, smallest) / 448.0)
+    tl.store(value_scale + offset, _maximum_or_nan(widest, smallest) / E4M3_V_MAX)
 
 
 @triton.jit
@@ -159,55 +160,28 @@ def quantize_tokens_kernel(
 
 @triton.jit
 def quantize_values_kernel(
-    source, mean, scales, quantized, partial, key_lengths, tokens, tiles,
-    stride_batch, stride_token, stride_head, HEAD_DIM: tl.constexpr, TILE: tl.constexpr, RUN: tl.constexpr,
+    source, mean, scales, quantized, key_lengths, tokens,
+    stride_batch, stride_token, stride_head, HEAD_DIM: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """V, transposed: quantized [batch, heads, head_dim, tiles * TILE]; 0 past the end. partial: sums over RUN tiles.
+    """V, transposed: quantized [batch, heads, head_dim, padded tokens]; about 0 past the end.
 
     Position 4 c + 2 g + e of each 16 holds key 8 g + 2 c + e.
     """
     head = tl.program_id(1)
     batch = tl.program_id(2)
     flat = (batch * tl.num_programs(1) + head).to(tl.int64)
-    padded = tiles * TILE
+    padded = (tl.num_programs(0) * TILE).to(tl.int64)
     length = _length(key_lengths, batch, tokens)
-    position = tl.arange(0, TILE)
-    key = position // 16 * 16 + (position // 2 % 2) * 8 + (position // 4 % 4) * 2 + position % 2
+    token = tl.program_id(0) * TILE + tl.arange(0, TILE)
     channels = tl.arange(0, HEAD_DIM)
-    average = tl.load(mean + flat * HEAD_DIM + channels)[None, :]
-    scale = tl.load(scales + flat * HEAD_DIM + channels)[None, :]
-    quantized += (flat * HEAD_DIM + channels[:, None]) * padded + position[None, :]
-    total = tl.zeros([HEAD_DIM], tl.float32)
-    for step in range(RUN):
-        tile = tl.program_id(0) * RUN + step
-        token = tile * TILE + key
-        valid = (token < length)[:, None]
-        x = tl.load(_rows(source, stride_batch, stride_token, stride_head, batch, head, token, HEAD_DIM), mask=valid, other=0.0)
-        x = tl.where(valid, (x.to(tl.float32) - average) / scale, 0.0)
-        rounded = x.to(quantized.dtype.element_ty)
-        total += tl.sum(rounded.to(tl.float32), 0)
-        tl.store(quantized + tile.to(tl.int64) * TILE, tl.trans(rounded), mask=(tile * TILE + position < padded)[None, :])
-    tl.store(partial + (flat * tl.num_programs(0) + tl.program_id(0)) * HEAD_DIM + channels, total)
-
-
-@triton.jit
-def correct_mean_kernel(partial, mean, scales, key_lengths, tokens, heads, runs, HEAD_DIM: tl.constexpr, BLOCK: tl.constexpr):
-    """Make `mean` what has to be added so that the quantized V of a channel keep their mean exactly.
-
-    Rounding bf16 numbers that had a mean subtracted is not quite symmetric. The rest is the same for every key, so that
-    it does not average out: for rows that attend to thousands of keys it was half of V's error.
-    """
-    head = tl.program_id(0)
-    length = tl.maximum(_length(key_lengths, head // heads, tokens), 1)
-    channels = tl.arange(0, HEAD_DIM)
-    partial += head.to(tl.int64) * runs * HEAD_DIM
-    total = tl.zeros([HEAD_DIM], tl.float32)
-    for first in range(0, runs, BLOCK):
-        run = first + tl.arange(0, BLOCK)
-        sums = tl.load(partial + run[:, None] * HEAD_DIM + channels[None, :], mask=(run < runs)[:, None], other=0.0)
-        total += tl.sum(sums, 0)
-    offset = head * HEAD_DIM + channels
-    tl.store(mean + offset, tl.load(mean + offset) - total / length * tl.load(scales + offset))
+    valid = (token < length)[:, None]
+    x = tl.load(_rows(source, stride_batch, stride_token, stride_head, batch, head, token, HEAD_DIM), mask=valid, other=0.0)
+    x = x.to(tl.float32) - tl.load(mean + flat * HEAD_DIM + channels)[None, :]
+    x = tl.where(valid, x / tl.load(scales + flat * HEAD_DIM + channels)[None, :], 0.0)
+    rounded = diffuse_to_e4m3(x, TILE, HEAD_DIM)
+    rounded = rounded.reshape(TILE // 16, 2, 4, 2, HEAD_DIM).permute(0, 2, 1, 3, 4).reshape(TILE, HEAD_DIM)
+    target = quantized + (flat * HEAD_DIM + channels[:, None]) * padded + token[None, :]
+    tl.store(target, tl.trans(rounded))
 
 
 @triton.jit
@@ -247,7 +221,7 @@ def quantize_for_hopper(query, key, value, *, dtype_qk, q_block_size, k_block_si
     """Quantized copies and scales of query [batch, tokens, heads, head_dim] and of key and value, any outer strides.
 
     multiplier: softmax scale * log2 e, folded into the scales of Q. key_lengths: int32 [batch] or None; K and V
-    beyond are treated as absent. Memory: half of the three tensors; for scales and sums about 5 bytes a token and head.
+    beyond are treated as absent. Memory: half of the three tensors; for scales about 4 bytes a token and head.
     """
     batch, query_tokens, heads, head_dim = query.shape
     tokens, kv_heads = key.shape[1], key.shape[2]
@@ -281,15 +255,9 @@ def quantize_for_hopper(query, key, value, *, dtype_qk, q_block_size, k_block_si
         HEAD_DIM=head_dim, TILE=TILE, GROUP=k_block_size, PER_TOKEN=False, num_warps=4, enable_fp_fusion=True,
     )  # fmt: skip
     value_quantized = new((batch, kv_heads, head_dim, tiles * TILE), dtype=torch.float8_e4m3fn)
-    runs = triton.cdiv(tiles, RUN)
-    sums = new((batch, kv_heads, runs, head_dim), dtype=torch.float32)
-    quantize_values_kernel[(runs, kv_heads, batch)](
-        value, value_mean, value_scale, value_quantized, sums, key_lengths, tokens, tiles, *value.stride()[:3],
-        HEAD_DIM=head_dim, TILE=TILE, RUN=RUN, num_warps=4, enable_fp_fusion=True,
-    )  # fmt: skip
-    correct_mean_kernel[(batch * kv_heads,)](
-        sums, value_mean, value_scale, key_lengths, tokens, kv_heads, runs,
-        HEAD_DIM=head_dim, BLOCK=64, num_warps=4, enable_fp_fusion=True,
+    quantize_values_kernel[(tiles, kv_heads, batch)](
+        value, value_mean, value_scale, value_quantized, key_lengths, tokens, *value.stride()[:3],
+        HEAD_DIM=head_dim, TILE=TILE, num_warps=8, enable_fp_fusion=True,
     )  # fmt: skip
     return QuantizedTensors(
         query_quantized, key_quantized, value_quantized, query_scale, key_scale, value_scale, value_mean

@@ -45,7 +45,7 @@ def quantize_to(x, scale, TYPE: tl.constexpr):
 
 
 @triton.jit
-def _diffuse_to_e4m3(x, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+def diffuse_to_e4m3(x, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     # [ROWS, COLUMNS] to e4m3, where each of four consecutive rows takes over the rounding error of the one before:
     # neighbouring keys get like probabilities, so most of an error meets its opposite in the sum over keys. All of SAGE
     # int8 errs by 3.1e-2 with it and 4.1e-2 without on the benchmark's heads (75,600 tokens, H200); V alone by 18% less
@@ -210,7 +210,7 @@ def quantize_value_kernel(
     v -= tl.load(mean + channel, mask=real, other=0.0)[None, :]
     v = tl.where(mask, v, 0.0)
     v = v / tl.load(scale + channel, mask=real, other=1.0)[None, :]
-    v = _diffuse_to_e4m3(v, BLOCK, PADDED_DIM)
+    v = diffuse_to_e4m3(v, BLOCK, PADDED_DIM)
     v = v.reshape(BLOCK // 16, 2, 4, 2, PADDED_DIM).permute(0, 2, 1, 3, 4).reshape(BLOCK, PADDED_DIM)
     tl.store(out + channel[:, None] * padded_length + row[None, :], v.T,
              mask=real[:, None] & (row < padded_length)[None, :])
