@@ -77,8 +77,9 @@ def test_case_12_the_gate_opens_under_torch_compile(comfy_server):
     assert second.calls == 12
 
 
-def test_case_14_a_batch_equals_its_parts(comfy_server):
-    # classifier-free guidance runs both prompts as one batch; at cfg 1 one of them runs alone
+def test_case_14_guidance_runs_as_one_batch_or_as_two_calls(comfy_server):
+    # prompts of equal length run as one batch, of different lengths apart; that both give the same
+    # numbers is tested on single calls
     both = run(comfy_server, "wan_t2v", threshold=0.5, quant="int8", sampling={"steps": 1, "cfg": 5.0})
     assert both.calls == 4
     apart = {"steps": 1, "cfg": 5.0, "negative": {"tokens": 20}}

@@ -135,6 +135,15 @@ def test_case_11_scale_and_grouped_heads(make_site, backend):
     assert error(out, exact(q, k, v, heads=4, key_heads=2, scale=0.5)) < 1e-5
 
 
+@pytest.mark.parametrize("options", [{}, {"threshold": 1.5}, {"quant": "int8"}, {"threshold": 1.5, "quant": "fp8_e4m3"}])
+def test_case_14_a_batch_of_two_equals_two_calls(make_site, options):
+    site = make_site(**options)
+    first, second = tensors(length=300, seed=1), tensors(length=300, seed=2)
+    both = site(unused, tuple(torch.cat(pair) for pair in zip(first, second)), {"heads": HEADS})
+    for row, one in zip(both, (first, second)):
+        assert error(row[None], site(unused, tuple(one), {"heads": HEADS}).double()) < 1e-6
+
+
 @pytest.mark.parametrize("skip_output_reshape", [False, True])
 def test_heads_first_layout_in_and_out(make_site, skip_output_reshape):
     q, k, v = tensors()
