@@ -208,7 +208,8 @@ class TRTLLMSaveCalibration(io.ComfyNode):
         calibration = fit(run)
         calibration.save(target)
         _saved_by[target] = weakref.ref(run)
-        text = f"{run.run.summary()}\n{describe(calibration)}\nsaved as {target}"
+        place = os.path.join(FOLDER, os.path.relpath(target, folder_paths.get_folder_paths(FOLDER)[0]))
+        text = f"{run.run.summary()}\n{describe(calibration)}\nsaved as {place}"
         log.info(text)
         show(cls.hidden.unique_id, text)
         title = f"{run.model}: threshold = {calibration.a:.4g} exp({calibration.b:.4g} s) / keys"

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
+from .configs import tile_count  # noqa: F401 - the same count; kept beside tile_shape for callers
+
 HEAD_DIMS = (64, 128)
 OLDEST_TRITON = (3, 6)
 ROWS = 64  # query rows of one consumer warpgroup: the grain at which Skip-Softmax decides
@@ -73,17 +75,6 @@ def tile_shape(head_dim: int, quant=None, skip: bool = True) -> tuple[int, int]:
 def order_rows(head_dim: int, quant=None, skip: bool = True) -> int:
     """Query rows that share one visit order: with own_first it starts at the KV tile of the first of them."""
     return ROWS * hopper_config(head_dim, quant, skip).consumers
-
-
-def tile_count(tile, *, batch: int, heads: int, query_length: int, key_length) -> int:
-    """Pairs of query tile and KV tile in one call, over all heads: what `skipped` is a part of.
-
-    tile: (query rows, keys). heads: query heads. key_length: int, or one int per batch entry.
-    """
-    lengths = [key_length] * batch if isinstance(key_length, int) else list(key_length)
-    if len(lengths) != batch:
-        raise ValueError(f"{len(lengths)} key lengths for a batch of {batch}")
-    return heads * -(-query_length // tile[0]) * sum(-(-length // tile[1]) for length in lengths)
 
 
 def hopper_attention(
