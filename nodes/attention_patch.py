@@ -10,10 +10,11 @@ from comfy_api.latest import io
 from ..trtllm_core.api import TOKEN_ORDERS
 from ..trtllm_core.device import Device
 from ..trtllm_core.layer_names import LayerPatterns
+from ..trtllm_core.specs import nearest
 from .calibration_use import model_name, warn_of_calibration
 from .effect import describe_role
 from .hook.install import install
-from .hook.layers import Layer, find_layers
+from .hook.layers import ROLE_CATEGORIES, Layer, find_layers
 from .hook.progress import Progress
 from .hook.run import PatchRun
 from .schema import Quant, RolesType, SkipSoftmaxType, StatsType, backend_input, schema
@@ -95,6 +96,8 @@ class TRTLLMAttentionPatch(io.ComfyNode):
         layers = find_layers(patched.get_model_object("diffusion_model"))
         lines = _plan_roles(run, layers, _compute_dtype(model), model_name(model))
         _warn_of_unmatched_patterns(run, layers)
+        _warn_of_unmatched_roles(run, layers)
+        _warn_of_large_thresholds(run)
         text = holder.description = progress.heading = "\n".join(lines)
         show(cls.hidden.unique_id, text)
         return io.NodeOutput(patched, holder, run.config.to_json(), ui={"text": [text]})
@@ -126,6 +129,29 @@ def _warn_of_unmatched_patterns(run: PatchRun, layers: tuple[Layer, ...]) -> Non
     for settings in (run.default, *run.by_role.values()):
         for pattern in LayerPatterns(settings.ignore).unmatched(names):
             run.say(f"ignore pattern {pattern!r} matches no layer; known: {_summary(names)}")
+
+
+def _warn_of_unmatched_roles(run: PatchRun, layers: tuple[Layer, ...]) -> None:
+    """Say which wired roles no attention of a known model has; a category such as cross stands for its roles."""
+    known = {role for layer in layers for role in layer.roles}
+    if not known:
+        return
+    categories = {ROLE_CATEGORIES.get(role, role) for role in known}
+    for role in run.by_role.keys() - known - categories:
+        run.say(
+            f"role {role!r} matches no attention of this model{nearest(role, known)}; "
+            f"its roles: {', '.join(sorted(known))}"
+        )
+
+
+def _warn_of_large_thresholds(run: PatchRun) -> None:
+    for settings in (run.default, *run.by_role.values()):
+        skip = settings.spec.skip_softmax
+        if skip is not None and (skip.threshold or 0) > 1:
+            run.say(
+                f"skip_softmax.threshold={skip.threshold:g} is above 1: even tiles that raise a row's maximum are "
+                "skipped; useful values are between 0 and 1"
+            )
 
 
 def _summary(names: list[str]) -> str:

@@ -202,7 +202,8 @@ class TRTLLMSaveCalibration(io.ComfyNode):
         if not points:
             raise ValueError(
                 "nothing was counted: sample with Calibrate's MODEL, with no Attention Patch or "
-                "second Calibrate after it (the last one on a wire is the one that counts)"
+                "second Calibrate after it (the last one on a wire is the one that counts), and with an "
+                "ignore list and a gate that leave something to count"
             )
         _refuse_to_replace(target, run)
         calibration = fit(run)

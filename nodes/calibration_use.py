@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..trtllm_core.api import Plan
 from ..trtllm_core.skip_rule import skip_rule
-from .hook.layers import Layer
+from .hook.layers import Layer, find_layers
 from .hook.run import PatchRun
 
 
@@ -27,5 +27,8 @@ def warn_of_calibration(
 
 
 def model_name(model) -> str:
-    """ComfyUI's name of a MODEL's architecture, such as WAN21_T2V."""
-    return type(model.model.model_config).__name__
+    """What tells a MODEL's architecture and size apart, such as "WAN21_T2V, 60 attention layers, width 5120"."""
+    network = model.model.diffusion_model
+    name = f"{type(model.model.model_config).__name__}, {len(find_layers(network))} attention layers"
+    width = getattr(network, "dim", None) or getattr(network, "hidden_size", None)
+    return f"{name}, width {width}" if isinstance(width, int) else name

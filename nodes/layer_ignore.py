@@ -16,7 +16,8 @@ class TRTLLMLayerIgnoreList(io.ComfyNode):
         return schema(
             "TRTLLMLayerIgnoreList",
             "Layer Ignore List",
-            "Layers that stay dense, by name. ComfyUI's module paths and Diffusers' names both work, "
+            "Layers that Skip-Softmax leaves dense, by name; SAGE quantization, if wired, stays on there. "
+            "ComfyUI's module paths and Diffusers' names both work, "
             "with * ? and [] as wildcards.",
             search_aliases=("ignore layers", "skip layers", "layer filter"),
             inputs=[

@@ -9,7 +9,7 @@ from comfy_api.latest import io, ui
 
 from ..trtllm_core.stats import RunStats
 from .report_picture import draw
-from .report_text import cutoffs, report, summary, versions
+from .report_text import NO_PATCH, cutoffs, report, summary, versions
 from .schema import StatsType, schema
 from .status import show
 
@@ -30,7 +30,12 @@ class TRTLLMAttentionReport(io.ComfyNode):
                 io.Latent.Input(
                     "samples", tooltip="From the sampler, so that this runs after it; passed on unchanged."
                 ),
-                StatsType.Input("stats", tooltip="From the Attention Patch of the sampled model."),
+                StatsType.Input(
+                    "stats",
+                    optional=True,
+                    tooltip="From the Attention Patch of the sampled model. Without it, as when the patch "
+                    "is bypassed, the samples pass through and there is nothing to report.",
+                ),
                 io.String.Input(
                     "filename_prefix",
                     default="attention/report",
@@ -47,7 +52,11 @@ class TRTLLMAttentionReport(io.ComfyNode):
         )
 
     @classmethod
-    def execute(cls, samples, stats, filename_prefix) -> io.NodeOutput:
+    def execute(cls, samples, filename_prefix, stats=None) -> io.NodeOutput:
+        if stats is None:
+            show(cls.hidden.unique_id, NO_PATCH)
+            picture = draw(RunStats(), PICTURE_TITLE, NO_PATCH, {})
+            return io.NodeOutput(samples, NO_PATCH, picture, ui={"text": [NO_PATCH]})
         stats.wanted = True
         text = report(stats)
         run = stats.last

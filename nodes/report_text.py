@@ -9,10 +9,19 @@ from ..trtllm_core.device import Device
 from ..trtllm_core.specs import AttentionSpec
 from ..trtllm_core.stats import RunStats, SiteStats
 from .report_summary import RoleTotals, by_role, dense_steps, duration, operations
+from .status import current_prompt
 from .wires import RoleSettings, StatsHolder
 
 FEW = 5  # layers named at either end
 TITLE = "TRTLLM attention report"
+NO_PATCH = "No statistics are wired: the patch is bypassed, or its stats output is not linked."
+REPLACED = (
+    "A later Attention Patch or Calibrate on the same model took this patch's place: it was not in effect since."
+)
+EARLIER_PROMPT = (
+    "**The patched model was not sampled in this prompt; this is its last run.** Where the sampler's result came "
+    "from the cache, that is the run that made it."
+)
 NO_RUN = (
     "No run yet: the patched model was not sampled before this report. Wire the Attention Patch's "
     "MODEL into a sampler, and that sampler's LATENT into samples."
@@ -36,14 +45,25 @@ def report(stats: StatsHolder) -> str:
     """Everything known about the last run of `stats`."""
     run = stats.last
     if run is None:
-        return "\n\n".join((f"# {TITLE}", NO_RUN, versions(stats))) + "\n"
+        words = REPLACED if stats.replaced else NO_RUN
+        return "\n\n".join((f"# {TITLE}", words, versions(stats))) + "\n"
     roles = by_role(run)
-    parts = [f"# {TITLE}", f"**{summary(run)}**", versions(stats)]
+    parts = [f"# {TITLE}", f"**{summary(run)}**", *_doubts(stats), versions(stats)]
     if roles:
         settings = {totals.role: stats.patch.settings_for(totals.role)[0] for totals in roles}
         parts += [_what_ran(roles, settings), _what_it_gave(roles, settings), _layers(roles)]
     parts += [_declined(run), _notes(run, roles, stats), _runs(stats)]
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _doubts(stats: StatsHolder) -> list[str]:
+    """Why the last run may not be the one that made the samples."""
+    found = []
+    if stats.replaced:
+        found.append(REPLACED)
+    if stats.last.prompt != current_prompt():
+        found.append(EARLIER_PROMPT)
+    return found
 
 
 def summary(run: RunStats | None) -> str:
@@ -234,7 +254,7 @@ def _reached(run: RunStats) -> str:
     reached = max((site.step + 1 for site in run.sites.values()), default=0)
     if not reached:
         return f"{run.steps} steps"
-    if reached < run.steps:
+    if reached < run.steps and not run.completed:
         return f"Ended at step {reached} of {run.steps}: cancelled, failed or stopped early"
     return f"{run.steps} steps"
 

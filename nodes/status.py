@@ -10,6 +10,11 @@ def is_watched() -> bool:
     return getattr(_server(), "client_id", None) is not None
 
 
+def current_prompt() -> str | None:
+    """The id of the running prompt, or None outside a server."""
+    return getattr(_server(), "last_prompt_id", None)
+
+
 def show(node_id: str | None, text: str) -> None:
     """Put `text` on node `node_id` of every open frontend; does nothing outside a server."""
     server = _server()

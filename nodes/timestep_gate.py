@@ -17,8 +17,9 @@ class TRTLLMTimestepGate(io.ComfyNode):
         return schema(
             "TRTLLMTimestepGate",
             "Timestep Gate",
-            "Keeps attention dense while the normalized timestep is above the cutoff. Wire the model "
-            "or the sigmas to see how many steps that are.",
+            "Keeps Skip-Softmax off, attention dense, while the normalized timestep is above the cutoff. "
+            "SAGE quantization, if wired, stays on. Wire the model or the sigmas to see how many steps "
+            "that are.",
             search_aliases=("sigma", "schedule", "dense steps"),
             inputs=[
                 io.Float.Input(

@@ -79,7 +79,8 @@ class StatsHolder:
     """TRTLLM_STATS: the runs of one patched model since its patch was made, newest last.
 
     patch: whose runs they are, for its settings and device. wanted: a report was made of them, so
-    further runs count tiles even if the patch was made before the report was linked.
+    further runs count tiles even if the patch was made before the report was linked. replaced: a later
+    patch on the same model took its place.
     """
 
     description: str = ""
@@ -87,6 +88,7 @@ class StatsHolder:
     keep: int = 8
     patch: PatchRun | None = None
     wanted: bool = False
+    replaced: bool = False
 
     def __deepcopy__(self, memo):
         return self

@@ -21,7 +21,7 @@ from .gate import TimestepGate
 from .masks import MaskReader, mask_refusal
 from .selector import Selection, dense_companion, select
 from .selfcheck import self_check
-from .specs import AttentionSpec, one_of
+from .specs import AttentionSpec, number, one_of
 from .token_order import TokenOrder
 
 TOKEN_ORDERS = ("cubes", "sequential")
@@ -150,6 +150,8 @@ def attention(
     """
     spec = spec or AttentionSpec()
     one_of("token_order", token_order, TOKEN_ORDERS)
+    if timestep is not None:
+        number("timestep", timestep, 0, 1)
     if key.shape[1] == 0:
         raise ValueError("key has no tokens: attention over nothing is undefined")
     call = AttentionCall(

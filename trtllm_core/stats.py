@@ -49,6 +49,7 @@ class RunStats:
     """The counters of one run.
 
     count_tiles: whether skipped tiles are counted; costs one atomic addition per thread block.
+    completed: whether it ended by itself. prompt: whose run it is, where somebody numbers prompts.
     steps: how many the sampler's schedule has. time_calls: whether calls are timed, at two events
     per call; None: as count_tiles.
     """
@@ -60,6 +61,8 @@ class RunStats:
         self.sites: dict[tuple[str, str, int], SiteStats] = {}
         self.declined: Counter = Counter()
         self.finished = False
+        self.completed = False
+        self.prompt: str | None = None
         self._counters: dict[tuple[str, str, int], torch.Tensor] = {}
         self._chunk: torch.Tensor | None = None
         self._used = 0

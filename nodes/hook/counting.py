@@ -51,10 +51,10 @@ class CountingRun(PatchRun):
         self.steps.append(len(self.clock.schedule) - 1)
         self._shown_step = -1
 
-    def finish(self) -> None:
+    def finish(self, completed: bool) -> None:
         if self.stats is not None and self.clock.step < len(self.clock.schedule) - 2:
             self.unfinished += 1
-        super().finish()
+        super().finish(completed)
         self.counts.fetch()
         self._show(f"{self.summary()}; run it through Save Calibration")
 

@@ -26,16 +26,20 @@ CALLS = "trtllm_calls"
 def install(model, run: PatchRun):
     """A clone of `model` whose attention runs under `run`; an earlier patch of ours is replaced."""
     patched = model.clone()
+    options = patched.model_options["transformer_options"]
     diffusion_model = patched.get_model_object("diffusion_model")
     family = family_of(diffusion_model)
     if family is not None:
         run.extra_tokens_lead = family.extra_tokens_lead(diffusion_model)
         run.mask_free = family.mask_free
+    earlier = _earlier_patch(options.get("optimized_attention_override"))
+    if earlier is not None:
+        run.say("this Attention Patch replaces an earlier one on the same model, which is not in effect")
+        earlier.holder.replaced = True
     for layer in find_layers(diffusion_model):
         key = f"diffusion_model.{layer.path}.forward"
         original = _unwrapped(patched.get_model_object(key))
         patched.add_object_patch(key, _wrap_forward(original, layer, run))
-    options = patched.model_options["transformer_options"]
     previous = _foreign(options.get("optimized_attention_override"))
     options["optimized_attention_override"] = _general_override(run, previous)
     for kind, wrapper in (
@@ -96,6 +100,7 @@ def _general_override(run: PatchRun, previous):
 
     override = _as_override(find_site, lambda kwargs: previous)
     override.trtllm_previous = previous
+    override.trtllm_run = run
     return override
 
 
@@ -143,6 +148,11 @@ def _unwrapped(forward):
     return getattr(forward, "trtllm_original", forward)
 
 
+def _earlier_patch(override) -> PatchRun | None:
+    """The run of an earlier patch of ours, or None; a Calibrate counts as one."""
+    return getattr(override, "trtllm_run", None)
+
+
 def _foreign(override):
     """The override that was there before any of ours."""
     while hasattr(override, "trtllm_previous"):
@@ -172,10 +182,13 @@ def _safe_role(args: tuple, kwargs: dict, run: PatchRun) -> str:
 def _outer_sample(run: PatchRun):
     def outer_sample(executor, noise, latent_image, sampler, sigmas, *args, **kwargs):
         run.start(sigmas)
+        completed = False
         try:
-            return executor(noise, latent_image, sampler, sigmas, *args, **kwargs)
+            out = executor(noise, latent_image, sampler, sigmas, *args, **kwargs)
+            completed = True
+            return out
         finally:
-            run.finish()
+            run.finish(completed)
 
     return outer_sample
 

@@ -20,7 +20,7 @@ from ...trtllm_core.masks import MaskReader, mask_refusal
 from ...trtllm_core.selector import announce
 from ...trtllm_core.stats import RunStats
 from ...trtllm_core.token_order import TokenOrders
-from ..status import is_watched
+from ..status import current_prompt, is_watched
 from ..wires import RoleSettings, StatsHolder
 from .clock import Clock
 from .layers import ROLE_CATEGORIES
@@ -181,8 +181,11 @@ class PatchRun:
         skips = (s.spec.skip_softmax for s in (self.default, *self.by_role.values()))
         return any(skip is not None and skip.disabled_until_timestep > 0 for skip in skips)
 
-    def finish(self) -> None:
-        """End the run: read the counters once and let every tensor of it go."""
+    def finish(self, completed: bool) -> None:
+        """End the run: read the counters once and let every tensor of it go.
+
+        completed: False where it was cancelled or failed.
+        """
         stats, self.stats = self.stats, None
         self.clock.reset()
         self.masks.clear()
@@ -190,6 +193,7 @@ class PatchRun:
         if stats is None:
             return
         stats.finish()
+        stats.completed, stats.prompt = completed, current_prompt()
         self.holder.add(stats)
         if self.progress is not None:
             self.progress.finish()

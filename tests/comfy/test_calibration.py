@@ -57,7 +57,7 @@ def test_count_save_load_elsewhere_and_sample(comfy_server, new_server):
     assert {"blocks.0.attn1", "blocks.3.attn2"} <= set(group["ignore"])
     assert "blocks.1.attn1" not in group["ignore"]
     notes = block["trtllm_attention"]
-    assert notes["model"] == "WAN21_T2V" and notes["steps"] == [3, 3]
+    assert notes["model"] == "WAN21_T2V, 12 attention layers, width 384" and notes["steps"] == [3, 3]
     assert notes["grids"] == [[8, 12, 12]] and notes["key_lengths"] == [1152]
     assert (notes["tile"], notes["kv_order"], notes["token_order"]) == ([128, 64], "own_first", "cubes")
 
@@ -257,13 +257,13 @@ def test_a_cancelled_run_keeps_its_counts_and_says_so(counting):
     run.start(torch.tensor([1.0, 0.8, 0.5, 0.0]))
     for _ in range(2):
         counting.call(run)
-    run.finish()  # at the first of three steps
+    run.finish(completed=False)  # at the first of three steps
     assert run.summary() == "2 calls of 1 layers in 1 runs counted (1 cut short)"
     assert len(run.counts.points()) == 2 * 22
     run.start(torch.tensor([1.0, 0.8, 0.0]))
     run.clock.step = 1
     counting.call(run)
-    run.finish()
+    run.finish(completed=True)
     assert run.summary() == "3 calls of 1 layers in 2 runs counted (1 cut short)"
 
 

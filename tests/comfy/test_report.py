@@ -237,3 +237,49 @@ def test_no_file_outside_the_output_folder(comfy_server, prefix):
     graph, _, _ = graph_with_report(prefix=prefix, probe=False)
     with pytest.raises(PromptError, match="outside the output folder"):
         comfy_server.run(graph)
+
+
+def test_a_report_without_a_patch_passes_the_samples_on(comfy_server):
+    # a bypassed patch takes its stats with it: the picture must still come out
+    graph = Graph()
+    sampled = graph.sample(graph.load("wan_t2v"), "wan_t2v", steps=1, cfg=1.0)
+    report = graph.add("TRTLLMAttentionReport", samples=sampled, filename_prefix="none")
+    saved = graph.save(report)
+    finished = comfy_server.run(graph)
+    assert "No statistics are wired" in finished.ui(report)["text"][0]
+    assert finished.latent(saved).std() > 0.1
+
+
+def test_a_report_says_when_its_run_is_of_an_earlier_prompt(comfy_server):
+    graph = Graph()
+    model = graph.load("wan_t2v")
+    patched = graph.add("TRTLLMAttentionPatch", model=model, backend="REFERENCE", token_order="cubes")
+    sampled = graph.sample(patched, "wan_t2v", steps=1, cfg=1.0, seed=77)
+    report = graph.add("TRTLLMAttentionReport", samples=sampled, stats=patched[1], filename_prefix="one")
+    assert "not sampled in this prompt" not in comfy_server.run(graph).ui(report)["text"][0]
+    graph.nodes[sampled.id]["inputs"]["model"] = [model.id, 0]  # past the patch
+    assert "not sampled in this prompt" in comfy_server.run(graph).ui(report)["text"][0]
+
+
+def test_a_replaced_patch_says_so(comfy_server):
+    graph = Graph()
+    first = graph.add(
+        "TRTLLMAttentionPatch", model=graph.load("wan_t2v"), backend="REFERENCE", token_order="cubes"
+    )
+    second = graph.add("TRTLLMAttentionPatch", model=first, backend="TORCH_SDPA", token_order="cubes")
+    sampled = graph.sample(second, "wan_t2v", steps=1, cfg=1.0, seed=78)
+    report = graph.add("TRTLLMAttentionReport", samples=sampled, stats=first[1], filename_prefix="two")
+    finished = comfy_server.run(graph)
+    assert "took this patch's place" in finished.ui(report)["text"][0]
+    assert "replaces an earlier one" in finished.log
+
+
+def test_a_role_that_the_model_does_not_have_is_said(comfy_server):
+    graph = Graph()
+    role = graph.add("TRTLLMAttentionRole", role="wan.imge_cross", backend="TORCH_SDPA")
+    patched = graph.add(
+        "TRTLLMAttentionPatch", model=graph.load("wan_i2v"), backend="TORCH_SDPA", token_order="cubes", roles=role
+    )
+    graph.save(graph.sample(patched, "wan_i2v", steps=1, cfg=1.0))
+    log = comfy_server.run(graph).log
+    assert "role 'wan.imge_cross' matches no attention of this model, did you mean 'wan.image_cross'?" in log
