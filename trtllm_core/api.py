@@ -8,6 +8,7 @@ scripts; a sampler's hook keeps the plan.
 from __future__ import annotations
 
 import functools
+import logging
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ from .selector import Selection, dense_companion, select
 from .selfcheck import self_check
 from .specs import AttentionSpec, number, one_of
 from .token_order import TokenOrder
+
+log = logging.getLogger("trtllm_attention")
 
 TOKEN_ORDERS = ("cubes", "sequential")
 
@@ -211,6 +214,7 @@ _cached_plan = functools.lru_cache(maxsize=256)(plan)
 
 def _ready(choose, device, spec, head_dim, dtype) -> Route:
     """The first choice that loads and computes the right numbers on this machine."""
+    dropped = []
     while True:
         selection = choose(device)
         module = load_module(selection.backend)
@@ -220,7 +224,11 @@ def _ready(choose, device, spec, head_dim, dtype) -> Route:
         except Unavailable as error:
             # an explicit choice is refused by the next round, with this among its reasons
             device = device.with_broken(selection.backend, "; ".join(error.reasons))
+            dropped.append(error)
             continue
+        for error in dropped:
+            if not any(error.backend in warning for warning in selection.warnings):
+                _say_once(f"{error}. {selection.backend} is used instead")
         return Route(
             selection,
             module.REQUIREMENTS,
@@ -228,6 +236,11 @@ def _ready(choose, device, spec, head_dim, dtype) -> Route:
             getattr(module, "tile_count", None),
             getattr(module, "variant", None),
         )
+
+
+@functools.cache
+def _say_once(text: str) -> None:
+    log.warning(text)
 
 
 def _mask_kind(mask: torch.Tensor | None, key_length: int) -> str:

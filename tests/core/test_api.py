@@ -120,3 +120,23 @@ def test_a_cast_call_keeps_the_dtype_of_query():
     plan = api.plan(AttentionSpec("TORCH_SDPA"), CPU, head_dim=32)
     out = plan.run(AttentionCall(q.bfloat16(), k, v.half(), scale=32**-0.5))
     assert out.dtype == torch.bfloat16
+
+
+def test_auto_that_drops_a_backend_says_so_once(monkeypatch, caplog):
+    from trtllm_core.backends import load_module
+
+    module = load_module("FLASH_ATTN")
+    monkeypatch.setattr(module, "load", lambda device: None)
+    hopper = Device("cuda", (9, 0), "imagined H200", packages={"fa3-fwd": "0.0.3", "triton": "3.6.0"})
+
+    def check(module, *args):
+        if module.REQUIREMENTS.backend == "FLASH_ATTN":
+            raise Unavailable("FLASH_ATTN", ("this build does not support FP16",))
+
+    monkeypatch.setattr(api, "self_check", check)
+    monkeypatch.setattr(load_module("TRITON_ATTN"), "load", lambda device: None)
+    with caplog.at_level("WARNING", "trtllm_attention"):
+        for _ in range(3):
+            plan = api.plan(AttentionSpec(), hopper, head_dim=128, dtype=torch.float16)
+    assert plan.active.backend == "TRITON_ATTN"
+    assert caplog.text.count("does not support FP16") == 1
