@@ -67,8 +67,8 @@ def read_json(text: str, origin: str) -> dict:
 
 def read_text(text: str) -> Written:
     """JSON, flags, or a command line pasted from a shell, whichever `text` is."""
-    text = text.strip()
-    if text.startswith("{"):
+    text = text.strip().removeprefix("\ufeff")
+    if text.startswith(("{", "[")) or text in ("null", "true", "false"):
         return Written(tree=read_json(text, "attention_config"))
     # a shell joins lines at a backslash; copied documentation may have a comment behind it
     joined = re.sub(r"\\[ \t]*(#[^\n]*)?(\r?\n|$)", " ", text)

@@ -348,3 +348,13 @@ def test_an_old_switch_may_be_off():
     text = f"{BACKEND} trtllm-gen"
     config = AttentionConfig.parse(text, {"TRTLLM_GEN_SAGE": "0"})
     assert config == AttentionConfig(AttentionSpec("TRTLLM_ATTN"))
+
+
+@pytest.mark.parametrize("text", ["[]", '[{"default": {}}]', "null", "true"])
+def test_json_that_is_no_object_is_called_so(text):
+    with pytest.raises(ValueError, match="must be a JSON object, not"):
+        AttentionConfig.parse(text)
+
+
+def test_a_byte_order_mark_is_no_part_of_the_json():
+    assert AttentionConfig.parse('\ufeff{"default": {"backend": "TORCH_SDPA"}}').default.backend == "TORCH_SDPA"
