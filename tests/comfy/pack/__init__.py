@@ -2,6 +2,7 @@
 
 from comfy_api.latest import ComfyExtension
 
+from .capture import TestCaptureAttention
 from .conditioning import TestConditioning, TestTrainedConditioning
 from .foreign import TestForeignForward, TestForeignOverride, TestForeignReport, TestForwards
 from .memory import TestMemoryReport, TestWatchStorages
@@ -15,6 +16,7 @@ class TestExtension(ComfyExtension):
 
     async def get_node_list(self):
         return [
+            TestCaptureAttention,
             TestConditioning,
             TestTrainedConditioning,
             TestProbe,
