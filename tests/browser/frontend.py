@@ -179,7 +179,10 @@ class Frontend:
             })""",
             node_id,
         )
-        return self.page.locator(f".trtllm-{kind}[data-node='{node_id}']")
+        found = self.page.locator(f".trtllm-{kind}[data-node='{node_id}']")
+        if not found.count():
+            self.look_at(node_id)  # later frontends only mount what is in view
+        return found
 
     def shows(self, locator, text, seconds=8) -> bool:
         """Whether `text` stands in an element, now or soon: the server may have to be asked first."""
@@ -220,18 +223,24 @@ class Frontend:
     def add_by_search(self, words, node_type):
         """Add a node as a person does: double click on the canvas, type, Enter. Returns its id."""
         before = set(self.ids(node_type))
-        self.js("() => { app.canvas.ds.reset(); app.canvas.ds.offset = [3000, 3000]; app.canvas.setDirty(true, true); }")
-        self.settle(200)
-        self.page.mouse.dblclick(900, 700)
-        self.settle()
-        self.page.keyboard.type(words, delay=15)
-        self.settle(800)
-        self.page.keyboard.press("Enter")
-        self.settle()
-        self.page.mouse.click(900, 700)  # later frontends leave the node at the mouse until a click
-        self.settle(700)
-        (node,) = set(self.ids(node_type)) - before
-        return node
+        for patience in (800, 3000):  # a busy machine fills the result list late
+            self.js("() => { app.canvas.ds.reset(); app.canvas.ds.offset = [3000, 3000]; app.canvas.setDirty(true, true); }")
+            self.settle(200)
+            self.page.mouse.dblclick(900, 700)
+            self.settle()
+            self.page.keyboard.type(words, delay=15)
+            self.settle(patience)
+            self.page.keyboard.press("Enter")
+            self.settle()
+            self.page.mouse.click(900, 700)  # later frontends leave the node at the mouse until a click
+            self.settle(700)
+            added = set(self.ids(node_type)) - before
+            if added:
+                (node,) = added
+                return node
+            self.page.keyboard.press("Escape")
+            self.settle()
+        raise AssertionError(f"searching for {words!r} added no {node_type}")
 
     def values(self, node_id) -> dict:
         """{widget name: value} as the node shows them."""

@@ -79,7 +79,7 @@ export function follow(node, refresh) {
     waiting = true;
     setTimeout(() => {
       waiting = false;
-      if (refreshers.has(node)) refresh();
+      if (refreshers.has(node) && node.graph) refresh(); // not while it is being made or taken away
     }, 0);
   };
   refreshers.set(node, soon);

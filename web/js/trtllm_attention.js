@@ -34,7 +34,7 @@ function nodeOf(id) {
   let graph = app.rootGraph ?? app.graph;
   let node = null;
   for (const part of String(id).split(":")) {
-    node = graph?.getNodeById(Number(part)) ?? null;
+    node = graph?.getNodeById(Number(part)) ?? graph?.getNodeById(part) ?? null; // ids are strings in later frontends
     graph = node?.subgraph;
   }
   return node;
