@@ -98,7 +98,7 @@ class TRTLLMAttentionPatch(io.ComfyNode):
         _warn_of_unmatched_patterns(run, layers)
         _warn_of_unmatched_roles(run, layers)
         _warn_of_large_thresholds(run)
-        text = holder.description = progress.heading = "\n".join(lines)
+        text = progress.heading = "\n".join(lines)
         show(cls.hidden.unique_id, text)
         return io.NodeOutput(patched, holder, run.config.to_json(), ui={"text": [text]})
 

@@ -83,7 +83,6 @@ class StatsHolder:
     patch on the same model took its place.
     """
 
-    description: str = ""
     runs: list[RunStats] = field(default_factory=list)
     keep: int = 8
     patch: PatchRun | None = None
