@@ -13,6 +13,7 @@ import torch
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 
+from peers import peers
 from timing import median_ms
 from workload import GRIDS, SampledRows, video_heads
 
@@ -21,33 +22,9 @@ from trtllm_core.specs import AttnQuantSpec
 from trtllm_core.token_order import TokenOrder
 
 INT8, FP8 = AttnQuantSpec(dtype_qk="int8"), AttnQuantSpec(dtype_qk="fp8_e4m3")
+BASELINES = ("FlashAttention-3 bf16", "PyTorch, cuDNN")
 # what each mode may err by on this workload before its time means nothing; λ adds its own
 LIMITS = {None: 3e-3, INT8: 5e-2, FP8: 6e-2}
-
-
-def peers():
-    """Dense attention of others: (name, function of q, k, v)."""
-    for module in ("flash_attn_interface", "fa3_fwd_interface"):
-        try:
-            function = __import__(module).flash_attn_func
-        except ImportError:
-            continue
-
-        def flash(q, k, v):
-            result = function(q, k, v)
-            return result[0] if isinstance(result, tuple) else result
-
-        yield "FlashAttention-3", flash
-        break
-    else:
-        print("FlashAttention-3 is not installed: times are against cuDNN", file=sys.stderr)
-
-    def cudnn(q, k, v):
-        heads_first = (x.transpose(1, 2) for x in (q, k, v))
-        with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.CUDNN_ATTENTION):
-            return torch.nn.functional.scaled_dot_product_attention(*heads_first).transpose(1, 2)
-
-    yield "PyTorch, cuDNN", cudnn
 
 
 def ours(grid, threshold, capability, head_dim):
@@ -89,9 +66,10 @@ def main():
     operations = 4 * tokens**2 * arguments.head_dim * arguments.heads
 
     results, wrong = [], []
-    for name, function in peers():
-        error = rows.error(function(q, k, v))
-        results.append((name, median_ms(lambda: function(q, k, v), arguments.repeats), error, None))
+    for name, function in peers(q, k, v):
+        if name not in BASELINES:  # hopper_bench.py has them all
+            continue
+        results.append((name, median_ms(function, arguments.repeats), rows.error(function()), None))
     reference = results[0][1]
     for name, quant, level, function in ours(grid, arguments.threshold, capability, arguments.head_dim):
         counter = torch.zeros(1, dtype=torch.int64, device="cuda") if level is not None else None

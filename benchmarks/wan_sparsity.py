@@ -33,7 +33,7 @@ TILE = (128, 64)
 
 
 def captured(grid, steps: int) -> list[tuple[torch.Tensor, ...]]:
-    """(q, k, v) [1, tokens, heads, head_dim] of every layer and sigma of one run on `grid`."""
+    """(q, k, v) [1, tokens, heads, head_dim], float32 numbers of bf16, of every layer and sigma of one run on `grid`."""
     with tempfile.TemporaryDirectory() as workspace:
         models = Path(workspace) / "checkpoints" / "diffusion_models"
         models.mkdir(parents=True)
@@ -46,7 +46,8 @@ def captured(grid, steps: int) -> list[tuple[torch.Tensor, ...]]:
             server.run(graph, timeout=3600)
             tensors = load_file(server.output_directory / "captured.safetensors")
     calls = sorted({key.rpartition(".")[0] for key in tensors})
-    return [tuple(tensors[f"{call}.{letter}"][None].float() for letter in "qkv") for call in calls]
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    return [tuple(tensors[f"{call}.{letter}"][None].to(device).bfloat16().float() for letter in "qkv") for call in calls]
 
 
 def sparse(q, k, v, threshold: float, kv_order: str):
@@ -58,29 +59,26 @@ def sparse(q, k, v, threshold: float, kv_order: str):
 
     backend = load_module("TRITON_ATTN")
     skipped = torch.zeros(1, dtype=torch.int64, device="cuda")
-    half = (x.to("cuda", torch.bfloat16) for x in (q, k, v))
+    half = (x.bfloat16() for x in (q, k, v))
     call = AttentionCall(*half, scale=q.shape[-1] ** -0.5, threshold=threshold, kv_order=kv_order, skipped=skipped)
-    return backend.run(call).float().cpu(), int(skipped), backend.tile_count(call)
+    return backend.run(call).float(), int(skipped), backend.tile_count(call)
 
 
 def curve(calls, grid, cubes: bool) -> list[tuple[float, float]]:
     """(error, sparsity) over all calls for every threshold."""
-    order = TokenOrder(grid) if cubes else None
+    order = TokenOrder(grid, device=calls[0][0].device) if cubes else None
     kv_order = "own_first" if cubes else "sequential"
-    points = []
-    for threshold in THRESHOLDS:
-        lost = norm = skipped = total = 0.0
-        for q, k, v in calls:
-            dense = torch.nn.functional.scaled_dot_product_attention(*(x.transpose(1, 2) for x in (q, k, v)))
-            dense = dense.transpose(1, 2)
-            inputs = (order.apply(x) for x in (q, k, v)) if cubes else (q, k, v)
-            out, tiles_skipped, tiles = sparse(*inputs, threshold, kv_order)
+    sums = [[0.0] * 4 for _ in THRESHOLDS]  # squared error, squared norm, tiles skipped, tiles
+    for q, k, v in calls:
+        dense = torch.nn.functional.scaled_dot_product_attention(*(x.transpose(1, 2) for x in (q, k, v)))
+        dense = dense.transpose(1, 2)
+        inputs = [order.apply(x) for x in (q, k, v)] if cubes else (q, k, v)
+        for threshold, total in zip(THRESHOLDS, sums):
+            out, *tiles = sparse(*inputs, threshold, kv_order)
             out = order.undo(out) if cubes else out
-            lost += float((out - dense).square().sum())
-            norm += float(dense.square().sum())
-            skipped, total = skipped + tiles_skipped, total + tiles
-        points.append((math.sqrt(lost / norm), skipped / total))
-    return points
+            for i, term in enumerate((float((out - dense).square().sum()), float(dense.square().sum()), *tiles)):
+                total[i] += term
+    return [(math.sqrt(lost / norm), skipped / tiles) for lost, norm, skipped, tiles in sums]
 
 
 def at_error(points, error: float) -> float | None:

@@ -62,10 +62,15 @@ class SampledRows:
             scores = query[0, self.rows, head].double() @ key[0, :, head // group].double().T / math.sqrt(head_dim)
             self.expected.append(scores.softmax(-1) @ value[0, :, head // group].double())
 
-    def error(self, output) -> float:
-        """Mean over heads of ||output - expected|| / ||expected||; inf where the output is not finite."""
+    def errors(self, output) -> list[float]:
+        """||output - expected|| / ||expected|| of every sampled head; inf where the output is not finite."""
         errors = []
         for head, expected in zip(self.heads, self.expected):
             error = (output[0, self.rows, head].double() - expected).norm() / expected.norm()
             errors.append(error.item() if torch.isfinite(error) else math.inf)
+        return errors
+
+    def error(self, output) -> float:
+        """The mean of `errors`."""
+        errors = self.errors(output)
         return sum(errors) / len(errors)
