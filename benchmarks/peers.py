@@ -44,7 +44,8 @@ def peers(query, key, value):
     sage = _imported("sageattention")
     if sage is not None:
         version = importlib.metadata.version("sageattention")
-        yield f"SageAttention {version}", lambda: sage.sageattn(query, key, value, tensor_layout="NHD")
+        own_key = key.clone()  # version 1 subtracts K's mean in place
+        yield f"SageAttention {version}", lambda: sage.sageattn(query, own_key, value, tensor_layout="NHD")
     kitchen = _imported("comfy_kitchen")
     if kitchen is not None:
         version = importlib.metadata.version("comfy-kitchen")

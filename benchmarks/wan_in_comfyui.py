@@ -91,8 +91,8 @@ def main() -> None:
         with ComfyServer(workspace, packs, args=arguments, cpu=not torch.cuda.is_available()) as server:
             print(f"{gpu}, torch {torch.__version__}, ComfyUI {location.comfyui_version()}")
             print(f"Wan 2.1 {options.size}, {options.video}, random bf16 weights, {options.steps} steps, cfg 1\n")
-            print("| mode | s per step | of stock | peak GiB | differs from stock | self-attention ran on | tiles skipped |")
-            print("| --- | --- | --- | --- | --- | --- | --- |", flush=True)
+            print("| mode | s per step | of stock | GiB before | peak GiB | differs from stock | self-attention ran on | tiles skipped |")
+            print("| --- | --- | --- | --- | --- | --- | --- | --- |", flush=True)
             stock = None
             for mode in options.modes.split(","):
                 stock = measure(server, options, mode.strip(), stock) or stock
@@ -104,9 +104,9 @@ def measure(server, options, mode: str, stock):
     try:
         run = server.run(graph, timeout=900)
     except PromptError as error:
-        print(f"| {mode} | not run: {error.message.strip().splitlines()[0]} | | | | | |", flush=True)
+        print(f"| {mode} | not run: {error.message.strip().splitlines()[0]} | | | | | | |", flush=True)
         return None
-    seconds, peak = run.ui(times)["seconds"][0], run.ui(times)["peak_bytes"][0] / 2**30
+    seconds, held, peak = (run.ui(times)[name][0] for name in ("seconds", "held_bytes", "peak_bytes"))
     latent = run.latent(saved)
     used, share = ("auto, counting" if mode == "calibrate" else "ComfyUI"), ""
     if report is not None:
@@ -118,7 +118,8 @@ def measure(server, options, mode: str, stock):
     if stock:
         ratio = f"{seconds / stock[0]:.2f}"
         difference = f"{float((latent - stock[1]).norm() / stock[1].norm()):.1e}"
-    print(f"| {mode} | {seconds:.3f} | {ratio} | {peak:.1f} | {difference} | {used} | {share} |", flush=True)
+    memory = f"{held / 2**30:.1f} | {peak / 2**30:.1f}"
+    print(f"| {mode} | {seconds:.3f} | {ratio} | {memory} | {difference} | {used} | {share} |", flush=True)
     return (seconds, latent) if mode == "stock" else None
 
 

@@ -60,6 +60,7 @@ class TestStepTimes(io.ComfyNode):
     """Times every model call of the model's runs, with the device finished before and after."""
 
     times = []
+    held = 0
 
     @classmethod
     def define_schema(cls):
@@ -78,6 +79,7 @@ class TestStepTimes(io.ComfyNode):
             TestStepTimes.times.clear()
             if torch.cuda.is_available():
                 torch.cuda.reset_peak_memory_stats()
+                TestStepTimes.held = torch.cuda.memory_allocated()
             return executor(*args, **keywords)
 
         def apply_model(executor, *args, **keywords):
@@ -99,7 +101,7 @@ def _wait():
 
 
 class TestStepTimesReport(io.ComfyNode):
-    """Median seconds of a model call after the first, and the peak of allocated memory."""
+    """Median seconds of a model call after the first; the peak of allocated memory, and what was held before the run."""
 
     @classmethod
     def define_schema(cls):
@@ -117,4 +119,4 @@ class TestStepTimesReport(io.ComfyNode):
         peak = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
         times = TestStepTimes.times
         median = statistics.median(times[1:] or times)
-        return io.NodeOutput(samples, ui={"seconds": [median], "first": times[:1], "peak_bytes": [peak]})
+        return io.NodeOutput(samples, ui={"seconds": [median], "first": times[:1], "peak_bytes": [peak], "held_bytes": [TestStepTimes.held]})
