@@ -214,7 +214,7 @@ _cached_plan = functools.lru_cache(maxsize=256)(plan)
 
 def _ready(choose, device, spec, head_dim, dtype) -> Route:
     """The first choice that loads and computes the right numbers on this machine."""
-    dropped = []
+    dropped: list[tuple[str, str]] = []  # no exceptions: their tracebacks hold the caller's tensors
     while True:
         selection = choose(device)
         module = load_module(selection.backend)
@@ -224,11 +224,11 @@ def _ready(choose, device, spec, head_dim, dtype) -> Route:
         except Unavailable as error:
             # an explicit choice is refused by the next round, with this among its reasons
             device = device.with_broken(selection.backend, "; ".join(error.reasons))
-            dropped.append(error)
+            dropped.append((selection.backend, str(error)))
             continue
-        for error in dropped:
-            if not any(error.backend in warning for warning in selection.warnings):
-                _say_once(f"{error}. {selection.backend} is used instead")
+        for backend, reason in dropped:
+            if not any(backend in warning for warning in selection.warnings):
+                _say_once(f"{reason}. {selection.backend} is used instead")
         return Route(
             selection,
             module.REQUIREMENTS,

@@ -50,12 +50,12 @@ def count_skipped_tiles(
         try:
             return kernel.count_skipped_tiles(query, key, scale, thresholds, tile, kv_order)
         except Exception as error:
-            _failures.append(error)
+            _failures.append(str(error))
             _log.warning("the calibration kernel failed, PyTorch counts instead: %s", error)
     return reference_count(query, key, scale, thresholds, tile, kv_order)
 
 
-_failures: list[Exception] = []  # why the fused kernel is no longer tried
+_failures: list[str] = []  # why the fused kernel is no longer tried
 
 
 @functools.cache

@@ -1,5 +1,8 @@
 """The public call: what runs, what is refused, and that lossy settings do what they say."""
 
+import gc
+import weakref
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -140,3 +143,29 @@ def test_auto_that_drops_a_backend_says_so_once(monkeypatch, caplog):
             plan = api.plan(AttentionSpec(), hopper, head_dim=128, dtype=torch.float16)
     assert plan.active.backend == "TRITON_ATTN"
     assert caplog.text.count("does not support FP16") == 1
+
+
+def test_a_dropped_backend_keeps_no_tensor_of_the_caller(monkeypatch):
+    """An exception that is kept has a traceback, whose frames hold what the model was computing."""
+    from trtllm_core.backends import load_module
+
+    monkeypatch.setattr(load_module("FLASH_ATTN"), "load", lambda device: None)
+    monkeypatch.setattr(load_module("TRITON_ATTN"), "load", lambda device: None)
+    hopper = Device("cuda", (9, 0), "imagined H200", packages={"fa3-fwd": "0.0.3", "triton": "3.6.0"})
+
+    def check(module, *args):
+        if module.REQUIREMENTS.backend == "FLASH_ATTN":
+            raise Unavailable("FLASH_ATTN", ("this build does not support FP16",))
+
+    monkeypatch.setattr(api, "self_check", check)
+
+    def forward_of_a_model():
+        activations = torch.zeros(10)
+        assert api.plan(AttentionSpec(), hopper, head_dim=128, dtype=torch.float16).active.backend == "TRITON_ATTN"
+        return weakref.ref(activations)
+
+    gc.disable()
+    try:
+        assert forward_of_a_model()() is None
+    finally:
+        gc.enable()

@@ -30,7 +30,8 @@ COMPILER = (
 SECONDS_PER_FILE = 20.0
 PROGRESS_SECONDS = 15.0
 
-_built: dict[tuple, Unavailable | None] = {}
+# (backend, what) -> why it cannot be built, or None; no exception, whose traceback would hold a caller's tensors
+_built: dict[tuple[str, str], str | None] = {}
 _workspaces: dict[torch.device, torch.Tensor] = {}
 
 
@@ -71,15 +72,15 @@ def build(
     """
     key = (backend, what)
     if _built.get(key) is not None:
-        raise _built[key]
+        raise Unavailable(backend, (_built[key],), advice)
     try:
         with contextlib.nullcontext() if key in _built else _progress(backend, what, recipe):
             module = load()
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # nvcc, ninja, a download, a driver: anything may be missing
-        _built[key] = Unavailable(backend, (f"{what} could not be built: {said(error)}",), advice)
-        raise _built[key] from error
+        _built[key] = f"{what} could not be built: {said(error)}"
+        raise Unavailable(backend, (_built[key],), advice) from error
     _built[key] = None
     return module
 

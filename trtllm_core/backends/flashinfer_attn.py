@@ -100,17 +100,17 @@ def run(call: AttentionCall) -> torch.Tensor:
     dtype = TORCH_DTYPES.get(quant.dtype_qk or quant.dtype_vo, call.query.dtype)
     keep = None if call.mask is None else _keep(call)
     kernel = _prepared_kernel(call, dtype, quant.flashinfer_backend)
-    out = torch.empty(call.query.shape, dtype=dtype, device=call.query.device)
+    rows = []
     for row, length in enumerate(key_lengths(call)):
         if length == 0:
-            out[row].zero_()
+            rows.append(torch.zeros_like(call.query[row], dtype=dtype))
             continue
         query, key, value = (
             _rows(x).to(dtype) for x in (call.query[row], call.key[row, :length], call.value[row, :length])
         )
         features = {} if keep is None else {"custom_mask": keep[row, :, :length]}
-        out[row] = _prefill(query, key, value, sm_scale=call.scale, backend=kernel, **features)
-    return out
+        rows.append(_prefill(query, key, value, sm_scale=call.scale, backend=kernel, **features))
+    return rows[0][None] if len(rows) == 1 else torch.stack(rows)
 
 
 def _prepared_kernel(call: AttentionCall, dtype: torch.dtype, asked: str | None) -> str:

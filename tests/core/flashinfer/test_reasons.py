@@ -1,7 +1,9 @@
 """Why a FlashInfer backend cannot run here: every reason at once, before anything is imported or run."""
 
+import gc
 import sys
 import types
+import weakref
 
 import pytest
 import torch
@@ -137,3 +139,22 @@ def test_a_compilation_is_announced_with_its_progress(monkeypatch, caplog, tmp_p
     assert built == "module"
     assert caplog.text.count("compiling its kernels once for this machine: 90 files on 16 cores, about 2 min") == 1
     assert "1 of 90 files compiled" in caplog.text and "compiled in" in caplog.text
+
+
+def test_a_failed_build_keeps_no_tensor_of_the_caller(monkeypatch):
+    """An exception that is kept has a traceback, whose frames hold what the model was computing."""
+    monkeypatch.setattr(_flashinfer, "_built", {})
+
+    def fail():
+        raise RuntimeError("no compiler")
+
+    def forward_of_a_model():
+        activations = torch.zeros(10)
+        try:
+            _flashinfer.build("FLASHINFER_ATTN", "kernels", fail, "advice")
+        except Unavailable:
+            return weakref.ref(activations)
+
+    activations = forward_of_a_model()
+    gc.collect()
+    assert activations() is None
