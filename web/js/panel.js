@@ -21,7 +21,7 @@ const CSS = `
 let styled = false;
 
 /** Adds `element` to the end of a node as a widget that is neither saved nor sent. */
-export function addPanel(node, name, element, minHeight, options = {}) {
+export function addPanel(node, name, element, minHeight) {
   if (!styled) {
     const style = document.createElement("style");
     style.textContent = CSS;
@@ -35,7 +35,6 @@ export function addPanel(node, name, element, minHeight, options = {}) {
     getMinHeight: minHeight,
     getValue: () => "",
     setValue: () => {},
-    ...options,
   });
   widget.serialize = false;
   after(node, "onConfigure", () => grow(node)); // saved before there was a panel

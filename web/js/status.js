@@ -1,11 +1,10 @@
 // The text on a node: what is in effect, how the run goes, what came of it, or why it was refused.
 
+import { api } from "../../../scripts/api.js";
 import { addPanel, after, grow, make } from "./panel.js";
 
-// The frontend sends a node's progress text to its widget of this name, and makes one if there is
-// none. Under this name ours is the one.
-const NAME = "$$node-text-preview";
 const LINE = 16;
+const PROGRESS = "progress_text"; // {nodeId, text}, and in later frontends prompt_id
 
 /**
  * Gives a node a text panel. `placeholder` stands there before the first run; with `brief` only
@@ -17,10 +16,7 @@ export function setUpStatus(node, placeholder, { brief = false } = {}) {
   let text = "";
   let failed = false;
   const lines = () => (text || placeholder).split("\n").reduce((sum, line) => sum + wrapped(line, node.size[0]), 0);
-  addPanel(node, NAME, element, () => (text || placeholder ? Math.min(320, 14 + LINE * lines()) : 0), {
-    getValue: () => text,
-    setValue: (value) => show(value),
-  });
+  addPanel(node, "status", element, () => (text || placeholder ? Math.min(320, 14 + LINE * lines()) : 0));
 
   function show(value, isError = false) {
     [text, failed] = [String(value ?? ""), isError];
@@ -35,6 +31,26 @@ export function setUpStatus(node, placeholder, { brief = false } = {}) {
   after(node, "onExecuted", (output) => {
     if (!brief && output?.text?.length) show(output.text.join("\n"));
   });
+}
+
+/**
+ * Shows progress text for our nodes in their panels; `nodeOf` finds the node of an execution id.
+ *
+ * The frontend's own listener, which is always there before ours, would make a second text widget for
+ * it, and later frontends take that one away after each run. So text for our panels is taken before
+ * it is dispatched. Where a frontend dispatches it in some other way, ours still hears it.
+ */
+export function receiveProgressText(nodeOf) {
+  const take = (detail) => {
+    const panel = nodeOf(detail?.nodeId)?.trtllmStatus;
+    panel?.show(detail.text);
+    return panel !== undefined;
+  };
+  const dispatch = api.dispatchCustomEvent;
+  api.dispatchCustomEvent = function (type, detail) {
+    return (type === PROGRESS && take(detail)) || dispatch.apply(this, arguments);
+  };
+  api.addEventListener(PROGRESS, ({ detail }) => take(detail));
 }
 
 /** Puts a refusal on a node of the pack, with or without a text panel of its own. */

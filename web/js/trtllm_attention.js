@@ -7,7 +7,7 @@ import { setUpGate } from "./gate.js";
 import { setUpLayers } from "./layers.js";
 import { after, refreshAll } from "./panel.js";
 import { setUpSkipSoftmax } from "./skip_softmax.js";
-import { clearError, setUpStatus, showError } from "./status.js";
+import { clearError, receiveProgressText, setUpStatus, showError } from "./status.js";
 
 const PANELS = {
   TRTLLMTimestepGate: setUpGate,
@@ -48,6 +48,7 @@ app.registerExtension({
   setup() {
     // the frontend's own signal of an edit, by whichever renderer
     api.addEventListener("graphChanged", refreshAll);
+    receiveProgressText(nodeOf);
     api.addEventListener("execution_start", () => {
       failed.forEach(clearError);
       failed.clear();
