@@ -82,13 +82,16 @@ def main() -> None:
     parser.add_argument("--video", default="480p", choices=VIDEOS)
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--modes", default=",".join(MODES))
+    parser.add_argument("--portable", action="store_true", help="no Hopper kernels, on a Hopper GPU either")
     parser.add_argument("--comfyui", default="", help="further arguments of ComfyUI's main.py")
     options = parser.parse_args()
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
     with tempfile.TemporaryDirectory() as workspace:
         packs = {"pack": location.ROOT, "test_nodes": location.TEST_PACK}
         arguments = options.comfyui.split()
-        with ComfyServer(workspace, packs, args=arguments, cpu=not torch.cuda.is_available()) as server:
+        environment = {"TEST_PORTABLE_KERNELS": "1"} if options.portable else {}
+        cpu = not torch.cuda.is_available()
+        with ComfyServer(workspace, packs, args=arguments, cpu=cpu, environment=environment) as server:
             print(f"{gpu}, torch {torch.__version__}, ComfyUI {location.comfyui_version()}")
             print(f"Wan 2.1 {options.size}, {options.video}, random bf16 weights, {options.steps} steps, cfg 1\n")
             print("| mode | s per step | of stock | GiB before | peak GiB | differs from stock | self-attention ran on | tiles skipped |")
