@@ -30,6 +30,7 @@ MODES = {
     "TORCH_SDPA": ("TORCH_SDPA", None, None),
     "CUDNN_ATTN": ("CUDNN_ATTN", None, None),
     "FLASH_ATTN": ("FLASH_ATTN", None, None),
+    "FLASHINFER_ATTN": ("FLASHINFER_ATTN", None, None),
     "SAGE_ATTN": ("SAGE_ATTN", None, None),
     "FMHA_V2": ("FMHA_V2", None, None),
     "FMHA_V2 skip .01": ("FMHA_V2", None, 0.01),
