@@ -179,33 +179,6 @@ def test_a_run_leaves_one_text_on_the_patch(front):
     assert set(front.prompt()[str(node)]["inputs"]) == {"backend", "token_order", "model", "skip_softmax"}
 
 
-def test_a_patch_inside_a_subgraph_shows_what_ran(front):
-    """Its execution id is the subgraph node's and its own, as in 12:6; seen from outside and from inside."""
-    unseen = f"# {front.fresh_seed()}"  # a patched model from the cache would name the node that made it
-    node = build(front, patterns=unseen)["AttentionPatch"]
-    front.js(
-        """id => {
-            const outer = app.graph.convertToSubgraph(new Set([app.graph.getNodeById(id)])).node;
-            const inner = outer.subgraph.nodes[0];
-            window.patch = {outer, inner, root: outer.graph, panel: inner.widgets.find((w) => w.name == 'status').element};
-        }""",
-        node,
-    )
-    shown = "() => window.patch.panel.textContent.includes('last run: 4 steps')"
-    front.run()
-    assert [key for key in front.sent[-1] if ":" in key] == [front.js("() => `${patch.outer.id}:${patch.inner.id}`")]
-    front.page.wait_for_function(shown)
-    front.js("() => { patch.inner.trtllmStatus.show(''); app.canvas.openSubgraph(patch.outer.subgraph, patch.outer); }")
-    try:
-        front.set(front.ids("KSampler")[0], "seed", front.fresh_seed())
-        front.run()
-        front.page.wait_for_function(shown)
-        assert front.page.get_by_text("last run: 4 steps").count() == 1
-        assert front.js("() => patch.inner.widgets.map((w) => w.name)") == ["backend", "token_order", "status"]
-    finally:
-        front.js("() => app.canvas.setGraph(patch.root)")
-
-
 def test_a_refusal_stands_on_a_node_without_a_text_of_its_own(front):
     node = build(front, mode="calibrated")["SkipSoftmax"]
     front.run()
