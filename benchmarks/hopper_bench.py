@@ -1,6 +1,6 @@
 """The Hopper kernels against FlashAttention-3 on the synthetic video workload: time and error, in one run.
 
-    python benchmarks/hopper_bench.py [--sizes 75k 32k] [--seconds 0.7] [--variants]
+    python benchmarks/hopper_bench.py [--sizes 75k 32k] [--seconds 0.7] [--variants] [--count] [--only "skip .01"]
 
 Quantization, the permutation into cubes and back, and the look for NaN in V are inside the times. Other libraries
 stand in the table where they are installed (peers.py); FlashAttention-3's bf16 time in the same run is 1.00.
@@ -78,7 +78,7 @@ def describe(config):
     return f"{config.consumers} consumers, stages {config.k_stages}/{config.v_stages}{flags}"
 
 
-def our_row(name, quant, threshold, cubes, config, tensors, order, rows, spread, seconds):
+def our_row(name, quant, threshold, cubes, config, tensors, order, rows, spread, seconds, count):
     """(name, ms, error, worst head's error, share of skipped tiles) of one mode and configuration."""
     skipped = torch.zeros(1, dtype=torch.int64, device="cuda")
 
@@ -91,7 +91,8 @@ def our_row(name, quant, threshold, cubes, config, tensors, order, rows, spread,
     error, worst = rows.error(output), max(spread.errors(output))
     tokens, heads, _ = tensors[0].shape[1:]
     total = tile_count((64, config.keys), batch=1, heads=heads, query_length=tokens, key_length=tokens)
-    return name, milliseconds(run, seconds), error, worst, skipped.item() / total
+    share = skipped.item() / total
+    return name, milliseconds(lambda: run(skipped if count else None), seconds), error, worst, share
 
 
 def modes(variants):
@@ -108,39 +109,49 @@ def main():
     parser.add_argument("--heads", type=int, default=40)
     parser.add_argument("--seconds", type=float, default=0.7, help="of timing per row")
     parser.add_argument("--variants", action="store_true")
+    parser.add_argument("--count", action="store_true", help="count skipped tiles inside the times, as a report does")
+    parser.add_argument("--only", nargs="+", help="modes by name, without the other libraries")
     options = parser.parse_args()
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, Triton {triton.__version__}")
-    wrong = []
-    for size in options.sizes:
-        tensors = video_heads(GRIDS[size], options.heads)
-        rows, spread = SampledRows(*tensors), SampledRows(*tensors, heads=10)
-        order = TokenOrder(GRIDS[size], device="cuda")
-        tokens = tensors[0].shape[1]
-        flop = 4 * tokens * tokens * 128 * options.heads
-        title = f"{tokens:,} tokens x {options.heads} heads x 128, bf16"
-        print(f"\n| {title} | ms | of FA3 | TFLOP/s-equivalent | error | worst head | tiles skipped |")
-        print("| --- | --- | --- | --- | --- | --- | --- |")
-        base = None
-        for name, ms, error, worst in peer_rows(tensors, rows, spread, options.seconds):
-            if ms is None:
-                print(f"| {name} | | | | | | |", flush=True)
-                continue
-            base = base or (ms if name.startswith("FlashAttention-3") else None)
-            ratio = f"{ms / base:.3f}" if base else "FA3 not installed"
-            print(f"| {name} | {ms:.2f} | {ratio} | {flop / ms / 1e9:.0f} | {error:.2e} | {worst:.2e} | |", flush=True)
-        for *mode, config, limit in modes(options.variants):
-            name, ms, error, worst, sparsity = our_row(*mode, config, tensors, order, rows, spread, options.seconds)
-            if not error <= limit:
-                wrong.append(f"{name} at {tokens} tokens: error {error:.2e} over {limit:.2e}")
-                continue
-            ratio = f"{ms / base:.3f}" if base else "FA3 not installed"
-            print(
-                f"| {name} | {ms:.2f} | {ratio} | {flop / ms / 1e9:.0f} | {error:.2e} | {worst:.2e} | {sparsity:.3f} |",
-                flush=True,
-            )
-        del tensors, rows, spread
+    wrong = [problem for size in options.sizes for problem in table(size, options)]
     if wrong:
         sys.exit("; ".join(wrong))
+
+
+def table(size, options):
+    """Print the table of one size; returns what was wrong."""
+    tensors = video_heads(GRIDS[size], options.heads)
+    rows, spread = SampledRows(*tensors), SampledRows(*tensors, heads=10)
+    order = TokenOrder(GRIDS[size], device="cuda")
+    tokens = tensors[0].shape[1]
+    flop = 4 * tokens * tokens * 128 * options.heads
+    base, wrong = None, []
+    title = f"{tokens:,} tokens x {options.heads} heads x 128, bf16"
+    print(f"\n| {title} | ms | of FA3 | TFLOP/s-equivalent | error | worst head | tiles skipped |")
+    print("| --- | --- | --- | --- | --- | --- | --- |")
+
+    def show(name, ms, error, worst, skipped=""):
+        ratio = f"{ms / base:.3f}" if base else ""
+        print(f"| {name} | {ms:.2f} | {ratio} | {flop / ms / 1e9:.0f} | {error:.2e} | {worst:.2e} | {skipped} |", flush=True)
+
+    for name, ms, error, worst in () if options.only else peer_rows(tensors, rows, spread, options.seconds):
+        if ms is None:
+            print(f"| {name} | | | | | | |", flush=True)
+            continue
+        if name.startswith("FlashAttention-3 bf16"):
+            base = ms
+        show(name, ms, error, worst)
+    for *mode, config, limit in modes(options.variants):
+        if options.only and mode[0] not in options.only:
+            continue
+        name, ms, error, worst, skipped = our_row(
+            *mode, config, tensors, order, rows, spread, options.seconds, options.count
+        )
+        if error <= limit:
+            show(name, ms, error, worst, f"{skipped:.3f}")
+        else:
+            wrong.append(f"{name} at {tokens} tokens: error {error:.2e} over {limit:.2e}")
+    return wrong
 
 
 if __name__ == "__main__":
