@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import argparse
 import platform
-import statistics
 import sys
 
 import torch
 import triton
 
+from benchmarks.timing import median_ms
 from benchmarks.workload import GRIDS, video_heads
 from trtllm_core.api import plan
 from trtllm_core.backends import AttentionCall
@@ -26,20 +26,6 @@ from trtllm_core.device import Device
 from trtllm_core.skip_rule import SkipRule, skip_rule
 from trtllm_core.specs import AttentionSpec
 from trtllm_core.token_order import TokenOrder
-
-
-def milliseconds(function, repeats: int) -> float:
-    """Median time of `function` on the GPU, after two calls to warm up."""
-    times = []
-    for i in range(repeats + 2):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        function()
-        end.record()
-        torch.cuda.synchronize()
-        if i >= 2:
-            times.append(start.elapsed_time(end))
-    return statistics.median(times)
 
 
 def check(query, key, rule: SkipRule) -> str:
@@ -90,7 +76,7 @@ def main() -> int:
                     q, k = order.apply(query), order.apply(key)
                 return count_skipped_tiles(q, k, tile=rule.tile, kv_order=rule.kv_order)
 
-            base, extra = milliseconds(attend, options.repeats), milliseconds(count, options.repeats)
+            base, extra = (median_ms(f, options.repeats, warm_up=2) for f in (attend, count))
             ratio = (base + extra) / base
             worst = max(worst, ratio)
             print(f"| {query.shape[1]:,} | {rule} | {base:.1f} | {extra:.1f} | {ratio:.2f} |", flush=True)

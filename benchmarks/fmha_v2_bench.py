@@ -9,7 +9,6 @@ Prints Markdown; refuses to report where an output is wrong.
 
 import argparse
 import logging
-import statistics
 import sys
 import time
 from pathlib import Path
@@ -18,6 +17,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch  # noqa: E402
 
+from benchmarks.peers import flash_attention_3  # noqa: E402
+from benchmarks.timing import median_ms  # noqa: E402
 from benchmarks.workload import GRIDS, SampledRows, video_heads  # noqa: E402
 from trtllm_core import reference  # noqa: E402
 from trtllm_core.backends import AttentionCall, fmha_v2  # noqa: E402
@@ -30,18 +31,9 @@ SKIP_LIMIT = 2e-2  # against the reference, which skips by the same rule
 THRESHOLDS = (None, 0.01, 0.05)
 
 
-def milliseconds(call, repeats=5):
-    """Median of `repeats` runs after two to warm up, by CUDA events; and the last output."""
-    times = []
-    for i in range(repeats + 2):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        out = call()
-        end.record()
-        torch.cuda.synchronize()
-        if i >= 2:
-            times.append(start.elapsed_time(end))
-    return statistics.median(times), out
+def timed(call):
+    """Milliseconds of a call and its output."""
+    return median_ms(call, warm_up=2), call()
 
 
 def adapter(query, key, value, threshold=None):
@@ -64,10 +56,10 @@ def row(*cells):
     print("| " + " | ".join(str(c) for c in cells) + " |", flush=True)
 
 
-def report(name, tokens, milliseconds_, error, limit, sparsity="-"):
+def report(name, tokens, ms, error, limit, sparsity="-"):
     if not error <= limit:
         sys.exit(f"{name} at {tokens} tokens is wrong: relative error {error:.3g} over {limit:g}")
-    row(name, f"{tokens:,}", f"{milliseconds_:.1f}", f"{error:.1e}", sparsity)
+    row(name, f"{tokens:,}", f"{ms:.1f}", f"{error:.1e}", sparsity)
 
 
 def check_skipping(tensors, out, threshold, tokens):
@@ -94,14 +86,14 @@ def table(grids, with_fp16):
         for threshold in THRESHOLDS:
             name = "FMHA_V2 dense" if threshold is None else f"FMHA_V2 λ={threshold:g}"
             for kind, tensors in (("raster", (query, key, value)), ("cubes", cubes)):
-                taken, out = milliseconds(lambda: adapter(*tensors, threshold))
+                taken, out = timed(lambda: adapter(*tensors, threshold))
                 sparsity = "-" if threshold is None else check_skipping(tensors, out, threshold, tokens)
                 error = rows.error(order.undo(out) if kind == "cubes" else out)
                 limit = DENSE_LIMIT if threshold is None else 1.0
                 report(f"{name}, {kind}", tokens, taken, error, limit, sparsity)
-        taken, _ = milliseconds(lambda: order.undo(adapter(*(order.apply(x) for x in (query, key, value)), 0.05)))
+        taken, _ = timed(lambda: order.undo(adapter(*(order.apply(x) for x in (query, key, value)), 0.05)))
         row("FMHA_V2 λ=0.05, cubes, permuting included", f"{tokens:,}", f"{taken:.1f}", "as above", "as above")
-        taken, out = milliseconds(direct(query, key, value))
+        taken, out = timed(direct(query, key, value))
         report("FlashInfer called directly, dense", tokens, taken, rows.error(out[None]), DENSE_LIMIT)
         del cubes, out
         others(query, key, value, tokens, rows)
@@ -115,22 +107,20 @@ def half_precision(grid):
     query, key, value = video_heads(grid, HEADS, dtype=torch.float16)
     rows = SampledRows(query, key, value)
     tokens = f"{query.shape[1]:,}"
-    taken, out = milliseconds(direct(query, key, value))
+    taken, out = timed(direct(query, key, value))
     row("fp16 inputs, fp16 kernel", tokens, f"{taken:.1f}", f"{rows.error(out[None]):.1e}", "-")
-    taken, out = milliseconds(lambda: adapter(*(x.to(torch.bfloat16) for x in (query, key, value))))
+    taken, out = timed(lambda: adapter(*(x.to(torch.bfloat16) for x in (query, key, value))))
     row("fp16 inputs, cast to bf16", tokens, f"{taken:.1f}", f"{rows.error(out):.1e}", "-")
 
 
 def others(query, key, value, tokens, rows):
     """What else is installed, on the same tensors."""
-    try:
-        from fa3_fwd_interface import flash_attn_func
-    except ImportError:
+    function = flash_attention_3()
+    if function is None:
         print("(FlashAttention-3 is not installed)")
         return
-    taken, out = milliseconds(lambda: flash_attn_func(query, key, value))
-    out = out[0] if isinstance(out, tuple) else out
-    report("FlashAttention-3 (fa3-fwd)", tokens, taken, rows.error(out), DENSE_LIMIT)
+    taken, out = timed(lambda: function(query, key, value))
+    report("FlashAttention-3", tokens, taken, rows.error(out), DENSE_LIMIT)
 
 
 def main():

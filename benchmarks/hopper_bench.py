@@ -10,15 +10,14 @@ The error is the mean over the heads that attention_bench.py samples too; "worst
 
 import argparse
 import pathlib
-import statistics
 import sys
-import time
 
 import torch
 import triton
 
 sys.path[:0] = [str(pathlib.Path(__file__).resolve().parent.parent), str(pathlib.Path(__file__).resolve().parent)]
 from peers import peers  # noqa: E402
+from timing import median_ms  # noqa: E402
 from workload import GRIDS, SampledRows, video_heads  # noqa: E402
 
 from trtllm_core.kernels.hopper import HopperConfig, hopper_attention, hopper_config, tile_count  # noqa: E402
@@ -46,28 +45,13 @@ VARIANTS = {
 }
 
 
-def milliseconds(function, seconds):
-    """Median time of one call by CUDA events, after one warm-up call."""
-    function()
-    torch.cuda.synchronize()
-    times, began = [], time.time()
-    while len(times) < 5 or (time.time() - began < seconds and len(times) < 100):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        function()
-        end.record()
-        torch.cuda.synchronize()
-        times.append(start.elapsed_time(end))
-    return statistics.median(times)
-
-
 def peer_rows(tensors, rows, spread, seconds):
     """(name, ms, error, worst head's error) of every peer; what one raised stands in its name, without numbers."""
     for name, run in peers(*tensors):
         try:
             output = run()
             errors = rows.error(output), max(spread.errors(output))
-            yield name, milliseconds(run, seconds), *errors
+            yield name, median_ms(run, seconds=seconds), *errors
         except (RuntimeError, ValueError, AssertionError, NotImplementedError) as error:  # a peer that cannot run here
             yield f"{name}: {str(error).splitlines()[0][:80]}", None, None, None
 
@@ -92,7 +76,7 @@ def our_row(name, quant, threshold, cubes, config, tensors, order, rows, spread,
     tokens, heads, _ = tensors[0].shape[1:]
     total = tile_count((64, config.keys), batch=1, heads=heads, query_length=tokens, key_length=tokens)
     share = skipped.item() / total
-    return name, milliseconds(lambda: run(skipped if count else None), seconds), error, worst, share
+    return name, median_ms(lambda: run(skipped if count else None), seconds=seconds), error, worst, share
 
 
 def modes(variants):
