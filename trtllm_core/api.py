@@ -83,8 +83,9 @@ class Plan:
     ) -> torch.Tensor:
         """Compute `call`, whose threshold says whether it skips. Returns query's dtype.
 
-        order permutes the tokens on the way in and back on the way out; call.mask is turned into
-        lengths or refused (ValueError) by what the backend can honour.
+        order permutes the tokens on the way in and back on the way out, unless that would move keys
+        that are padding; call.mask is turned into lengths or refused (ValueError) by what the backend
+        can honour.
         """
         route = self.dense if call.threshold is None else self.active
         dtype = call.query.dtype
@@ -92,8 +93,10 @@ class Plan:
             _use_mask(call, route, masks or MaskReader(), layer or self.role)
         if dtype not in route.requirements.dtypes or dtype != call.value.dtype or dtype != call.key.dtype:
             _cast(call, _compute_dtype(call, route.requirements))
-        if order is None:
+        if order is None or _moves_padding(order, call):
             return route.compute(call).to(dtype)
+        if call.mask is not None:
+            call.mask = order.apply_to_mask(call.mask)
         call.query, call.key = order.apply(call.query), order.apply(call.key)
         call.value = order.apply(call.value)
         return order.undo(route.compute(call)).to(dtype)
@@ -259,6 +262,12 @@ def _use_mask(call: AttentionCall, route: Route, masks: MaskReader, layer: str) 
     if lengths.numel() == 1:
         lengths, numbers = lengths.expand(call.query.shape[0]), numbers * call.query.shape[0]
     call.key_lengths, call.host_key_lengths, call.mask = lengths.contiguous(), numbers, None
+
+
+def _moves_padding(order: TokenOrder, call: AttentionCall) -> bool:
+    """Whether keys that `call`'s lengths cut off from the end would not be at the end in `order`."""
+    lengths = call.host_key_lengths
+    return call.key_lengths is not None and (lengths is None or min(lengths) < order.end)
 
 
 def _compute_dtype(call: AttentionCall, requirements: Requirements) -> torch.dtype:

@@ -31,7 +31,7 @@ def cube_permutation(grid, cube=CUBE) -> torch.Tensor:
 class TokenOrder:
     """The cube order of one sequence: `lead` tokens stay in front, then the grid's, and `tail` tokens stay last.
 
-    Lead and tail are the tokens that are not video: text, reference images, audio.
+    Lead and tail are the tokens that are not video: text, reference images, audio. `end` is where the tail begins.
     """
 
     def __init__(self, grid, *, lead: int = 0, tail: int = 0, cube=CUBE, device="cpu"):
@@ -39,7 +39,7 @@ class TokenOrder:
         if len(grid) != 3 or len(cube) != 3 or min(grid) < 1 or min(cube) < 1 or lead < 0 or tail < 0:
             raise ValueError(f"no token order for grid={grid}, cube={cube}, lead={lead}, tail={tail}")
         video = cube_permutation(grid, cube) + lead
-        end = lead + video.numel()
+        end = self.end = lead + video.numel()
         order = torch.cat([torch.arange(lead), video, torch.arange(end, end + tail)])
         inverse = torch.empty_like(order)
         inverse[order] = torch.arange(order.numel())
@@ -58,6 +58,13 @@ class TokenOrder:
     def apply(self, tensor: torch.Tensor) -> torch.Tensor:
         """[batch, tokens, heads, head_dim] in cube order; a new tensor."""
         return self._gather(tensor, self.order)
+
+    def apply_to_mask(self, mask: torch.Tensor) -> torch.Tensor:
+        """A mask that broadcasts to [..., tokens, tokens], both in cube order."""
+        for axis in (-1, -2):
+            if mask.ndim >= -axis and mask.shape[axis] == len(self):
+                mask = mask.index_select(axis, self.order)
+        return mask
 
     def undo(self, tensor: torch.Tensor) -> torch.Tensor:
         """Back to the model's order; `undo(apply(x))` equals x."""

@@ -67,16 +67,18 @@ class CountingRun(PatchRun):
         if not counted:
             return
         query, key = call.query, call.key
-        order = self.token_order(query, key)
-        if order is not None:
-            query, key = order.apply(query), order.apply(key)
+        length = key.shape[1]
         if call.mask is not None:
-            lengths = self.masks.host_key_lengths(call.mask, key.shape[1])
+            lengths = self.masks.host_key_lengths(call.mask, length)
             if lengths is None or len(set(lengths)) > 1:
                 self.say(f"{site.layer}: calls with this mask are not counted for the calibration")
                 return
-            # of self-attention: the padding is the same at the end of both
-            query, key = query[:, : lengths[0]], key[:, : lengths[0]]
+            length = lengths[0]
+        order = self.token_order(query, key)
+        if order is not None and length >= order.end:  # else padding would move, as in Plan.run
+            query, key = order.apply(query), order.apply(key)
+        # of self-attention: the padding is the same at the end of both
+        query, key = query[:, :length], key[:, :length]
         self.counts.count(site.layer, query, key, call.scale)
         if self.clock.step != self._shown_step:
             self._note_step()

@@ -2,6 +2,7 @@
 
 import gc
 import weakref
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from trtllm_core import api, reference
 from trtllm_core.backends import AttentionCall, Unavailable
 from trtllm_core.device import Device
 from trtllm_core.specs import AttentionSpec, AttnQuantSpec, SkipSoftmaxSpec
+from trtllm_core.token_order import TokenOrder
 
 CPU = Device.current("cpu")
 
@@ -94,6 +96,31 @@ def test_masks_reach_a_backend_that_honours_them():
     for backend in (None, "TORCH_SDPA", "REFERENCE"):
         out = api.attention(q, k, v, spec=AttentionSpec(backend), mask=mask)
         assert error(out, exact(q, k, v, attn_mask=mask)) < 1e-5
+
+
+GRID, EXTRA = (4, 8, 8), 20
+
+
+@pytest.mark.parametrize("honours", ["padding", "any"])
+@pytest.mark.parametrize("length", [200, 256, 270])
+def test_padding_stays_padding_in_cube_order(honours, length):
+    """Tokens of the video (200) or of a tail behind it are hidden."""
+    q, k, v = tensors(256 + EXTRA)
+    mask = (torch.arange(256 + EXTRA) < length).view(1, 1, 1, -1)
+    plan = api.plan(AttentionSpec("REFERENCE", skip_softmax=SkipSoftmaxSpec(threshold=0.0)), CPU)
+    active = replace(plan.active, requirements=replace(plan.active.requirements, mask=honours))
+    call = AttentionCall(q, k, v, scale=32**-0.5, mask=mask, threshold=0.0)
+    out = replace(plan, active=active).run(call, order=TokenOrder(GRID, tail=EXTRA))
+    assert error(out, exact(q, k, v, attn_mask=mask)) < 1e-6
+
+
+def test_a_mask_goes_where_its_tokens_go():
+    q, k, v = tensors(256 + EXTRA)
+    mask = torch.rand(1, 1, 256 + EXTRA, 256 + EXTRA, generator=torch.Generator().manual_seed(5)) < 0.6
+    spec = AttentionSpec("REFERENCE", skip_softmax=SkipSoftmaxSpec(threshold=0.0))
+    for given in (mask, mask[..., :1, :], mask[0, 0]):
+        out = api.attention(q, k, v, spec=spec, mask=given, grid=GRID)
+        assert error(out, exact(q, k, v, attn_mask=given)) < 1e-6
 
 
 def test_no_keys_is_an_error():
