@@ -63,9 +63,9 @@ class RunStats:
         self.finished = False
         self.completed = False
         self.prompt: str | None = None
-        self._counters: dict[tuple[str, str, int], torch.Tensor] = {}
-        self._chunk: torch.Tensor | None = None
-        self._used = 0
+        # one counter per record and device, handed out from chunks: device -> (chunk, how many are used)
+        self._counters: dict[tuple[str, str, int, torch.device], torch.Tensor] = {}
+        self._chunks: dict[torch.device, tuple[torch.Tensor, int]] = {}
 
     def __deepcopy__(self, memo):
         return self
@@ -75,25 +75,26 @@ class RunStats:
         key = (layer, role, step)
         record = self.sites.get(key)
         if record is None:
-            record = self.sites[key] = SiteStats(layer, role, step, timestep)
+            record = self.sites.setdefault(key, SiteStats(layer, role, step, timestep))
         return record
 
     def counter(self, site: SiteStats, device: torch.device) -> torch.Tensor:
         """An int64 tensor of one element that a kernel adds `site`'s skipped tiles to."""
-        key = (site.layer, site.role, site.step)
+        key = (site.layer, site.role, site.step, device)
         counter = self._counters.get(key)
-        if counter is None or counter.device != device:
-            if self._chunk is None or self._used == COUNTERS_PER_CHUNK or self._chunk.device != device:
-                self._chunk = torch.zeros(COUNTERS_PER_CHUNK, dtype=torch.int64, device=device)
-                self._used = 0
-            counter = self._counters[key] = self._chunk[self._used : self._used + 1]
-            self._used += 1
+        if counter is None:
+            chunk, used = self._chunks.get(device, (None, COUNTERS_PER_CHUNK))
+            if used == COUNTERS_PER_CHUNK:
+                chunk, used = torch.zeros(COUNTERS_PER_CHUNK, dtype=torch.int64, device=device), 0
+            counter = self._counters[key] = chunk[used : used + 1]
+            self._chunks[device] = chunk, used + 1
         return counter
 
     def counters_of(self, step: int) -> tuple[list[torch.Tensor], int]:
         """The device counters of one step, and how many tiles they count skips among so far."""
-        found = {key: counter for key, counter in self._counters.items() if key[2] == step}
-        return list(found.values()), sum(self.sites[key].total_tiles for key in found)
+        # a copy: where a model runs on several GPUs, another thread may add one meanwhile
+        found = {key: counter for key, counter in self._counters.copy().items() if key[2] == step}
+        return list(found.values()), sum(self.sites[key].total_tiles for key in {key[:3] for key in found})
 
     def decline(self, reason: str) -> None:
         """Count a call that went to ComfyUI's own attention instead, by reason."""
@@ -102,11 +103,13 @@ class RunStats:
     def finish(self) -> None:
         """Read the device counters, the one wait of a run, and let the tensors go."""
         if self._counters:
-            counts = torch.cat([counter.to(self._chunk.device) for counter in self._counters.values()])
+            device = next(iter(self._chunks))
+            counts = torch.cat([counter.to(device) for counter in self._counters.values()])
             for key, count in zip(self._counters, counts.tolist(), strict=True):
-                self.sites[key].skipped_tiles = count
+                site = self.sites[key[:3]]
+                site.skipped_tiles = (site.skipped_tiles or 0) + count
         self._counters.clear()
-        self._chunk = None
+        self._chunks.clear()
         if self.times is not None:
             for key, seconds in self.times.read().items():
                 self.sites[key].seconds = seconds

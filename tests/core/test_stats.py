@@ -37,3 +37,17 @@ def test_nothing_counted_is_unknown_and_not_zero():
     stats.finish()
     assert stats.sparsity is None and stats.calls == 1 and stats.finished
     assert next(iter(stats.sites.values())).sparsity is None
+
+
+def test_one_record_counted_on_two_devices_in_turn():
+    """A model on several GPUs: cond on one, uncond on the other."""
+    stats = RunStats(count_tiles=True)
+    for skipped in (1, 2, 3):
+        for device in (CPU, torch.device("cpu:0")):  # unequal as two GPUs are
+            site = stats.site("blocks.0", "self", 0, 0.5)
+            site.total_tiles += 10
+            stats.counter(site, device).add_(skipped)
+    counters, tiles = stats.counters_of(0)
+    assert len(counters) == 2 and tiles == 60
+    stats.finish()
+    assert stats.sparsity == 12 / 60

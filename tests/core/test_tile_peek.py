@@ -37,6 +37,16 @@ def test_a_step_without_counts_has_no_answer():
     assert peek.answer() is None
 
 
+def test_several_gpus_are_not_asked():
+    stats = counted("cpu")
+    stats.counter(stats.sites["blocks.0.self_attn", "self", 0], torch.device("meta"))  # as unlike as a second GPU
+    peek = TilePeek(stats)
+    peek.ask(0)
+    assert peek.answer() is None
+    peek.ask(1)
+    assert peek.answer() == (1, 0.3)
+
+
 @pytest.mark.gpu
 def test_the_gpu_is_not_waited_for():
     peek = TilePeek(counted("cuda"))
