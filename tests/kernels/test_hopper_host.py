@@ -18,6 +18,7 @@ def test_imports_without_triton():
 def test_unsupported_names_every_reason():
     assert hopper.unsupported((9, 0), torch.bfloat16, 128, None, "3.6.0") == ()
     assert hopper.unsupported((9, 0), "float16", 64, AttnQuantSpec(dtype_qk="int8"), "3.9.0+git1") == ()
+    assert hopper.unsupported((9, 0), torch.bfloat16, 128, None, "unknown") == ("needs Triton 3.6 or later, found unknown",)
     reasons = hopper.unsupported((10, 0), torch.float32, 80, AttnQuantSpec(dtype_qk="float16"), "3.5.1")
     assert len(reasons) == 5
     for part, reason in zip(("has 10.0", "found 3.5.1", "not float32", "80 is not", "'float16'"), reasons):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 
 import torch
@@ -186,8 +187,9 @@ def _is_sage(quant) -> bool:
 
 
 def _version(text: str) -> tuple[int, int]:
-    major, minor = text.split(".")[:2]
-    return int(major), int(minor)
+    """(major, minor); (0, 0) for a version that says neither, such as one nobody knows."""
+    found = re.match(r"(\d+)\.(\d+)", text)
+    return (int(found[1]), int(found[2])) if found else (0, 0)
 
 
 def _check(query, key, value, quant, key_lengths, kv_order, threshold, skipped, out) -> None:
