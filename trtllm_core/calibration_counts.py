@@ -166,7 +166,9 @@ class CalibrationCounts:
         """Bring the counters to the host, the one wait after a run, and let the device's go."""
         away = [(s, layer) for s in self._samples.values() for layer in s if not s[layer][0].is_cpu]
         if away:
-            rows = torch.stack([sample[layer][0] for sample, layer in away]).cpu()
+            # of several GPUs, all on the first
+            device = away[0][0][away[0][1]][0].device
+            rows = torch.stack([sample[layer][0].to(device) for sample, layer in away]).cpu()
             for (sample, layer), row in zip(away, rows, strict=True):
                 sample[layer] = (row, sample[layer][1])
 

@@ -6,6 +6,7 @@ it: a tile's rise, the largest of its rows' (tile maximum - running maximum befo
 thresholds, and in a dense pass the running maximum does not depend on them.
 """
 
+import contextlib
 import functools
 import math
 
@@ -101,14 +102,15 @@ def count_skipped_tiles(query, key, scale, thresholds, tile, kv_order) -> torch.
     counts = torch.zeros(len(thresholds), dtype=torch.int64, device=query.device)
     own_first = kv_order == "own_first" and q_length == k_length
     together = tiles_together(tile, own_first)
-    count_kernel[(math.ceil(q_length / (rows * together)), heads, batch)](
-        query, key, _logs(tuple(thresholds), query.device), counts, scale, q_length, k_length,
-        query.stride(0), query.stride(1), query.stride(2),
-        key.stride(0), key.stride(1), key.stride(2),
-        BLOCK_M=rows, BLOCK_N=keys, TILES=together, HEAD_DIM=head_dim, PADDED_DIM=padded(head_dim),
-        GROUPS=heads // key.shape[2], TRIALS=len(thresholds), PADDED_TRIALS=padded(len(thresholds)),
-        OWN_FIRST=own_first, **launch_options(head_dim),
-    )
+    with torch.cuda.device(query.device) if query.is_cuda else contextlib.nullcontext():
+        count_kernel[(math.ceil(q_length / (rows * together)), heads, batch)](
+            query, key, _logs(tuple(thresholds), query.device), counts, scale, q_length, k_length,
+            query.stride(0), query.stride(1), query.stride(2),
+            key.stride(0), key.stride(1), key.stride(2),
+            BLOCK_M=rows, BLOCK_N=keys, TILES=together, HEAD_DIM=head_dim, PADDED_DIM=padded(head_dim),
+            GROUPS=heads // key.shape[2], TRIALS=len(thresholds), PADDED_TRIALS=padded(len(thresholds)),
+            OWN_FIRST=own_first, **launch_options(head_dim),
+        )
     return counts
 
 
