@@ -98,11 +98,14 @@ class MaskReader:
         version = 0 if mask.is_inference() else mask._version
         view = (mask.storage_offset(), mask.dtype, tuple(mask.shape), mask.stride())
         key = (storage.cdata, version, view, key_length)
-        if key not in self._known:
-            # the weak reference pins the address, so a dead entry can never be taken for a new mask
-            self._known = {k: known for k, known in self._known.items() if not known[0].expired()}
-            self._known[key] = (storage, read(mask, key_length))
-        return self._known[key][1]
+        known = self._known.get(key)
+        if known is None:
+            known = storage, read(mask, key_length)
+            # the weak reference pins the address, so a dead entry can never be taken for a new mask; a
+            # copy, because several GPUs' threads may read masks at once
+            living = {k: other for k, other in self._known.copy().items() if not other[0].expired()}
+            self._known = {**living, key: known}
+        return known[1]
 
     def clear(self) -> None:
         self._known.clear()

@@ -2,6 +2,8 @@
 
 import gc
 import math
+import sys
+import threading
 
 import pytest
 import torch
@@ -143,3 +145,31 @@ def test_a_refusal_names_layer_shape_and_two_backends_that_can():
     for part in ("txt_in.blocks.0.self_attn", "SAGE_ATTN", "(1, 1, 77, 77)", *masks.MASK_BACKENDS):
         assert part in text
     assert all(backends.requirements(name).mask == "any" for name in masks.MASK_BACKENDS)
+
+
+def test_masks_read_by_several_threads():
+    """One thread per GPU, all with one reader."""
+    reader, wrong, kept = MaskReader(), [], []
+
+    def read():
+        for length in range(1, 400):
+            try:
+                mask = padding(length)
+                kept.append(mask)
+                if reader.host_key_lengths(mask, 400) != (length,):
+                    wrong.append(length)
+            except Exception as error:
+                wrong.append(error)
+
+    padding = lambda length: (torch.arange(400) < length).view(1, 1, 1, 400)
+    threads = [threading.Thread(target=read) for _ in range(4)]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert not wrong
