@@ -70,6 +70,7 @@ class TRTLLMAttentionPatch(io.ComfyNode):
                 ),
             ],
             hidden=[io.Hidden.unique_id, io.Hidden.prompt],
+            not_idempotent=True,  # the model writes to this very node, so another may not take it from the cache
         )
 
     @classmethod

@@ -141,6 +141,7 @@ class TRTLLMCalibrate(io.ComfyNode):
                 CalibrationRunType.Output(display_name="calibration_run"),
             ],
             hidden=[io.Hidden.unique_id],
+            not_idempotent=True,  # the model writes to this very node, so another may not take it from the cache
         )
 
     @classmethod

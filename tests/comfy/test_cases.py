@@ -1,5 +1,7 @@
 """What has hurt users of packs like this one, in the real ComfyUI; numbers as in the list of cases."""
 
+import json
+
 import pytest
 import torch
 from harness.graphs import Graph
@@ -170,3 +172,14 @@ def test_nothing_of_a_patched_run_stays_alive(comfy_server):
     report = after.add("TestMemoryReport")
     ui = comfy_server.run(after).ui(report)
     assert ui["watched"][0] > 50 and ui["alive"] == [0]
+
+
+def test_a_patch_that_moved_to_another_id_is_made_anew(comfy_server):
+    """What the model says in a run goes to the node that patched it; ComfyUI's cache must not hand it to another."""
+    graph = Graph()
+    made = patch(graph, graph.load("wan_t2v"), backend="TORCH_SDPA")
+    graph.save(graph.sample(made, "wan_t2v", steps=1, cfg=1.0))
+    comfy_server.run(graph)
+    assert made.id in comfy_server.run(graph).cached
+    moved = json.loads(json.dumps(graph.prompt()).replace(f'"{made.id}"', '"12:6"'))
+    assert "12:6" not in comfy_server.run(moved).cached
