@@ -12,9 +12,9 @@ import inspect
 
 import torch
 from comfy.ldm.modules.attention import optimized_attention
-from comfy.patcher_extension import WrappersMP
+from comfy.patcher_extension import CallbacksMP, WrappersMP
 
-from .layers import UNKNOWN_ROLE, Layer, family_of, find_layers
+from .layers import UNKNOWN_ROLE, family_of, find_layers
 from .override import LayerAttention, peek
 from .run import PatchRun
 
@@ -36,10 +36,13 @@ def install(model, run: PatchRun):
     if earlier is not None:
         run.say("this Attention Patch replaces an earlier one on the same model, which is not in effect")
         earlier.holder.replaced = True
+    overrides = {}
     for layer in find_layers(diffusion_model):
         key = f"diffusion_model.{layer.path}.forward"
         original = _unwrapped(patched.get_model_object(key))
-        patched.add_object_patch(key, _wrap_forward(original, layer, run))
+        overrides[layer.path] = _layer_override([_site(run, layer.name, role) for role in layer.roles])
+        patched.add_object_patch(key, _wrap_forward(original, overrides[layer.path]))
+    _follow_to_other_gpus(patched, overrides)
     previous = _foreign(options.get("optimized_attention_override"))
     options["optimized_attention_override"] = _general_override(run, previous)
     for kind, wrapper in (
@@ -51,11 +54,31 @@ def install(model, run: PatchRun):
     return patched
 
 
-def _wrap_forward(original, layer: Layer, run: PatchRun):
-    """`original`, a module's forward, with our override in its transformer_options."""
+def _follow_to_other_gpus(patched, overrides: dict[str, object]) -> None:
+    """Wrap the modules of clones for other GPUs, which later versions of ComfyUI make, where they are.
+
+    Such a clone has modules of its own, but its object patches are copies, around the first GPU's.
+    """
+
+    def wrap_own_modules(model, clone):
+        for path, override in overrides.items():
+            key = f"diffusion_model.{path}.forward"
+            original = getattr(clone.object_patches.get(key), "trtllm_original", None)
+            if inspect.ismethod(original):
+                module = clone.model.diffusion_model.get_submodule(path)
+                clone.add_object_patch(key, _wrap_forward(original.__func__.__get__(module), override))
+
+    for name in ("ON_DEEPCLONE_MULTIGPU", "ON_MATCH_MULTIGPU_CLONES"):
+        kind = getattr(CallbacksMP, name, None)
+        if kind is not None:
+            patched.remove_callbacks_with_key(kind, KEY)
+            patched.add_callback_with_key(kind, KEY, wrap_own_modules)
+
+
+def _wrap_forward(original, override):
+    """`original`, a module's forward, with `override` in its transformer_options."""
     parameters = list(inspect.signature(original).parameters)
     position = parameters.index("transformer_options") if "transformer_options" in parameters else None
-    override = _layer_override([_site(run, layer.name, role) for role in layer.roles])
 
     def forward(*args, **kwargs):
         positional = position is not None and position < len(args)
