@@ -44,7 +44,8 @@ class Device:
     type: "cuda" (NVIDIA), "rocm", "cpu", or what torch calls it. capability: (major, minor) of a
     CUDA device. torch: its version. cudnn: e.g. 91002, or None. packages: name (a key of
     `PACKAGES`) -> version, only what can be found. broken: package or backend name -> the error
-    with which importing it failed.
+    with which importing it failed. index: which of several CUDA devices, None for the current one; equal GPUs
+    are equal devices.
     """
 
     type: str = "cuda"
@@ -54,6 +55,7 @@ class Device:
     cudnn: int | None = None
     packages: Mapping[str, str] = field(default_factory=dict, hash=False)
     broken: Mapping[str, str] = field(default_factory=dict, hash=False)
+    index: int | None = field(default=None, compare=False)
 
     @classmethod
     def current(cls, torch_device: torch.device | str | None = None) -> Device:
@@ -165,4 +167,4 @@ def _describe(kind: str, index: int | None) -> Device:
         else:
             capability = torch.cuda.get_device_capability(index)
     cudnn = torch.backends.cudnn.version() if kind == "cuda" else None
-    return Device(kind, capability, name, cudnn=cudnn, packages=installed())
+    return Device(kind, capability, name, cudnn=cudnn, packages=installed(), index=index)

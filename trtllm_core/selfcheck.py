@@ -46,13 +46,14 @@ def self_check(
     skips = spec.skip_softmax is not None
     key = (name, device.label, spec.quant, skips, head_dim, dtype)
     if key not in _checked:
-        _checked[key] = _failure(module, spec, skips, head_dim or 128, dtype)
+        place = "cuda" if device.index is None else f"cuda:{device.index}"
+        _checked[key] = _failure(module, spec, skips, head_dim or 128, dtype, place)
     if _checked[key] is not None:
         raise Unavailable(name, (_checked[key],))
 
 
-def _failure(module, spec, skips, head_dim, dtype) -> str | None:
-    query, key, value = _inputs(head_dim, dtype)
+def _failure(module, spec, skips, head_dim, dtype, place) -> str | None:
+    query, key, value = _inputs(head_dim, dtype, place)
     expected = F.scaled_dot_product_attention(
         *(x.transpose(1, 2).float() for x in (query, key, value))
     ).transpose(1, 2)
@@ -79,7 +80,7 @@ def _failure(module, spec, skips, head_dim, dtype) -> str | None:
     return None
 
 
-def _inputs(head_dim, dtype):
+def _inputs(head_dim, dtype, place):
     """q, k, v [1, tokens, heads, head_dim] whose tokens attend to their own third of the sequence.
 
     Scores outside it are lower by far more than ln(SKIP_THRESHOLD), so that those tiles can be
@@ -94,4 +95,4 @@ def _inputs(head_dim, dtype):
     marks = (18.0 / head_dim**0.5) ** 0.5 * signs[third]
     query = query + marks[None, :, None]
     key = key + marks[None, :, None]
-    return tuple(x.to("cuda", dtype) for x in (query, key, value))
+    return tuple(x.to(place, dtype) for x in (query, key, value))

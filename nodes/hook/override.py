@@ -45,7 +45,7 @@ class LayerAttention:
     call's own arguments.
     """
 
-    __slots__ = ("run", "layer", "role", "settings", "ignored", "lossy", "refusal", "_plans")
+    __slots__ = ("run", "layer", "role", "settings", "ignored", "lossy", "_plans")
 
     def __init__(self, run: PatchRun, layer: str, role: str, settings: RoleSettings, ignored: bool):
         self.run = run
@@ -54,8 +54,7 @@ class LayerAttention:
         self.settings = settings
         self.ignored = ignored
         self.lossy = settings.spec.is_lossy
-        self.refusal = ""
-        self._plans: dict[tuple, Plan | None] = {}
+        self._plans: dict[tuple, tuple[Plan | None, str]] = {}
         run.sites.append(self)
 
     def forget_plans(self) -> None:
@@ -68,6 +67,8 @@ class LayerAttention:
         extra = kwargs.keys() - UNDERSTOOD
         if extra:
             return run.declined(self, "keyword " + ", ".join(sorted(extra)), decline)
+        if torch.is_grad_enabled() and any(peek(x).requires_grad for x in args[:3]):
+            return run.declined(self, "gradients are asked for, which not every kernel has", decline)
         if self.lossy and kwargs.get("low_precision_attention") is False:
             return run.declined(self, "the model asks for exact attention here", decline)
         arguments = dict(zip(ARGUMENTS, args))
@@ -80,9 +81,9 @@ class LayerAttention:
         key_heads = key_width // dim if split else key_width
         mask = as_four(arguments.get("mask"))
         mask_kind = "none" if mask is None else run.mask_kind(mask)
-        plan = self._plan(dim, query.dtype, key_heads != heads, mask_kind, mask)
+        plan, refusal = self._plan(query.device, dim, query.dtype, key_heads != heads, mask_kind, mask)
         if plan is None:
-            return run.declined(self, self.refusal, decline)
+            return run.declined(self, refusal, decline)
         batch, query_length = query.shape[0], query.shape[1 if split else 2]
         del query
         call = AttentionCall(
@@ -104,7 +105,7 @@ class LayerAttention:
         except (torch.OutOfMemoryError, Refused):
             raise  # ComfyUI frees memory and says so; a refusal is the user's to read
         except Exception as error:  # whatever a kernel raises, sampling goes on
-            consumed = hasattr(args[0], "take") and hasattr(args[0], "peek")
+            consumed = any(hasattr(x, "take") and hasattr(x, "peek") for x in args[:1])
             return run.failed(self, plan, call, error, None if consumed else decline)
         if started is not None:
             times.stop((self.layer, self.role, run.clock.step), started, device)
@@ -138,12 +139,13 @@ class LayerAttention:
                     site.total_tiles += route.tile_count(call)
         return order
 
-    def _plan(self, head_dim, dtype, gqa, mask_kind, mask) -> Plan | None:
-        """The plan for calls of this shape, or None with `refusal` saying why there is none."""
-        key = (head_dim, dtype, gqa, mask_kind)
-        if key not in self._plans:
-            self._plans[key], self.refusal = self.run.plan_call(self, *key, mask)
-        return self._plans[key]
+    def _plan(self, device, head_dim, dtype, gqa, mask_kind, mask) -> tuple[Plan | None, str]:
+        """The plan for calls of this shape on this device, or None and why there is none."""
+        key = (device, head_dim, dtype, gqa, mask_kind)
+        known = self._plans.get(key)
+        if known is None:
+            known = self._plans[key] = self.run.plan_call(self, *key, mask)
+        return known
 
 
 def peek(tensor):

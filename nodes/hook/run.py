@@ -7,6 +7,7 @@ orders, what is known of masks) is dropped when the run ends, also when it is ca
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable
 
 import torch
@@ -69,6 +70,7 @@ class PatchRun:
         self.sites: list = []
         self._said: set[str] = set()
         self._broken: set[tuple] = set()
+        self._tick = threading.Lock()  # models on several GPUs are called from a thread each
 
     def __deepcopy__(self, memo):
         return self
@@ -102,12 +104,13 @@ class PatchRun:
         dtype: torch.dtype | None,
         gqa: bool = False,
         mask: str = "none",
+        device: Device | None = None,
     ) -> Plan:
-        """The plan of `role`; raises `Unavailable` with every reason."""
+        """The plan of `role`, on the run's device if none is given; raises `Unavailable` with every reason."""
         settings, source = self.settings_for(role)
         decided = plan(
             settings.spec,
-            self.device,
+            device or self.device,
             role=role,
             source=source,
             head_dim=head_dim,
@@ -119,14 +122,16 @@ class PatchRun:
         announce(decided.active.selection, role)
         return decided
 
-    def plan_call(self, site, head_dim, dtype, gqa, mask_kind, mask) -> tuple[Plan | None, str]:
+    def plan_call(self, site, where, head_dim, dtype, gqa, mask_kind, mask) -> tuple[Plan | None, str]:
         """The plan for calls of this shape at `site`; None and a reason to leave them to ComfyUI.
+
+        where: the torch.device of the call, another GPU than the run's where the model is on several.
 
         Raises Refused when the backend was chosen by name for this very role and a mask is what it
         cannot honour: ComfyUI's attention would not be what was asked for.
         """
         try:
-            decided = self.plan_role(site.role, head_dim, dtype, gqa, mask_kind)
+            decided = self.plan_role(site.role, head_dim, dtype, gqa, mask_kind, self._device_at(where))
         except Unavailable as error:
             explicit = site.settings.spec.backend
             if mask_kind != "none" and explicit and self._chosen_for(site.role):
@@ -135,6 +140,9 @@ class PatchRun:
         if _identity(decided) in self._broken:
             return None, f"{decided.active.backend} failed"
         return decided, ""
+
+    def _device_at(self, where: torch.device) -> Device:
+        return self.device if where.type != "cuda" or where.index == self.device.index else Device.current(where)
 
     def mask_kind(self, mask: torch.Tensor) -> str:
         """"padding" if `mask` only cuts a padded suffix, else "any"; looked at once per mask."""
@@ -168,6 +176,10 @@ class PatchRun:
 
     def tick(self, model_sampling, sigma) -> None:
         """A model call at `sigma` begins."""
+        with self._tick:
+            self._advance(model_sampling, sigma)
+
+    def _advance(self, model_sampling, sigma) -> None:
         self.clock.tick(model_sampling, sigma)
         if self.clock.timestep is None and self._has_gate():
             self.say(

@@ -167,7 +167,7 @@ def test_case_08_a_kernel_that_raises_leaves_the_run_to_comfyui(make_site, caplo
     site = make_site()
     q, k, v = tensors()
     site(unused, (q, k, v), {"heads": HEADS})
-    (plan,) = site._plans.values()
+    ((plan, _),) = site._plans.values()
 
     def broken(call):
         raise RuntimeError("illegal instruction")
@@ -245,7 +245,7 @@ def test_case_20_a_backend_that_failed_in_one_layer_is_not_tried_in_another(make
     q, k, v = tensors()
     other(unused, (q, k, v), {"heads": HEADS})
     site(unused, (q, k, v), {"heads": HEADS})
-    (plan,) = site._plans.values()
+    ((plan, _),) = site._plans.values()
     attempts = []
 
     def broken(call):
@@ -278,3 +278,58 @@ def test_skip_softmax_that_was_never_in_effect_is_said(make_site, caplog):
     with caplog.at_level(logging.WARNING, "trtllm_attention"):
         site.run.finish(completed=True)
     assert caplog.text.count("Skip-Softmax was not in effect") == 1
+
+
+def test_each_kind_of_call_keeps_its_own_refusal(make_site):
+    site = make_site(backend="auto")
+    real = site.run.plan_role
+
+    def refuse_masks(role, head_dim, dtype, gqa, mask, *device):
+        if mask == "any":
+            return _refusing(real)(role, head_dim)
+        return real(role, head_dim, dtype, gqa, mask, *device)
+
+    site.run.plan_role = refuse_masks
+    q, k, v = tensors()
+    mask = MASKS["4-D additive"](40)
+    for _ in range(2):  # a masked cond and an uncond without, in turn
+        assert site(lambda: "stock", (q, k, v), {"heads": HEADS, "mask": mask}) == "stock"
+        site(unused, (q, k, v), {"heads": HEADS})
+    ((reason, calls),) = site.run.stats.declined.items()
+    assert "head size 64 is not one of" in reason and calls == 2
+
+
+def test_a_call_with_gradients_is_left_to_comfyui(make_site):
+    site = make_site(threshold=0.5)
+    q, k, v = tensors()
+    v.requires_grad_(True)
+    assert site(lambda: "stock", (q, k, v), {"heads": HEADS}) == "stock"
+    with torch.no_grad():
+        site(unused, (q, k, v), {"heads": HEADS})
+    with torch.inference_mode():
+        site(unused, (q, k, v), {"heads": HEADS})
+    assert sum(site.run.stats.declined.values()) == 1
+
+
+def test_a_kernel_that_raises_on_tensors_given_by_name(make_site):
+    site = make_site()
+    q, k, v = tensors()
+    named = {"q": q, "k": k, "v": v, "heads": HEADS}
+    assert error(site(unused, (), named), exact(q, k, v)) < 1e-5
+    ((plan, _),) = site._plans.values()
+    object.__setattr__(plan.dense, "compute", lambda call: 1 / 0)
+    assert site(lambda: "stock", (), named) == "stock"
+
+
+def test_another_gpu_than_the_runs_gets_a_plan_of_its_own(make_site, submodule, monkeypatch):
+    devices = submodule("trtllm_core.device")
+    site = make_site()
+    site.run.device = devices.Device("cuda", (8, 9), "first", index=0)
+    second = devices.Device("cuda", (8, 6), "second", index=1)
+    monkeypatch.setattr(devices, "_describe", lambda kind, index: second)
+    planned = []
+    site.run.plan_role = lambda role, head_dim, dtype, gqa, mask, device: planned.append(device)
+    monkeypatch.setattr(submodule("nodes.hook.run"), "_identity", lambda decided: ())
+    for index in (0, 1, 1, 0):
+        site._plan(torch.device("cuda", index), 64, torch.float16, False, "none", None)
+    assert planned == [site.run.device, second]

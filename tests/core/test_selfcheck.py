@@ -27,9 +27,12 @@ def on_the_cpu(monkeypatch):
     to_gpu = torch.Tensor.to
 
     def to(self, *args, **kwargs):
-        return to_gpu(self, *("cpu" if a == "cuda" else a for a in args), **kwargs)
+        asked.update(a for a in args if str(a).startswith("cuda"))
+        return to_gpu(self, *("cpu" if str(a).startswith("cuda") else a for a in args), **kwargs)
 
+    asked = set()
     monkeypatch.setattr(torch.Tensor, "to", to)
+    return asked
 
 
 def module(run, lossy=False):
@@ -79,3 +82,10 @@ def test_case_20_a_failure_is_remembered_and_not_tried_again():
 
 def test_a_cpu_is_not_checked():
     selfcheck.self_check(module(lambda call: None), Device.current("cpu"), AttentionSpec(), 128, torch.float32)
+
+
+@pytest.mark.parametrize(("index", "place"), [(None, "cuda"), (1, "cuda:1")])
+def test_the_gpu_that_is_planned_for_is_the_one_that_is_checked(on_the_cpu, index, place):
+    gpu = Device("cuda", (9, 0), "imagined", index=index)
+    selfcheck.self_check(module(right), gpu, AttentionSpec(), 128, torch.float16)
+    assert on_the_cpu == {place}
