@@ -69,6 +69,8 @@ class PatchRun:
         self.mask_free = False
         self.sites: list = []
         self._said: set[str] = set()
+        # of all layers: a package that cannot be imported is not tried again for each of them
+        self._plans: dict[tuple, Plan] = {}
         self._broken: set[tuple] = set()
         self._tick = threading.Lock()  # models on several GPUs are called from a thread each
 
@@ -107,10 +109,14 @@ class PatchRun:
         device: Device | None = None,
     ) -> Plan:
         """The plan of `role`, on the run's device if none is given; raises `Unavailable` with every reason."""
+        device = device or self.device
+        key = (role, head_dim, dtype, gqa, mask, device)
+        if key in self._plans:
+            return self._plans[key]
         settings, source = self.settings_for(role)
         decided = plan(
             settings.spec,
-            device or self.device,
+            device,
             role=role,
             source=source,
             head_dim=head_dim,
@@ -120,6 +126,7 @@ class PatchRun:
             mask_free=self.mask_free,
         )
         announce(decided.active.selection, role)
+        self._plans[key] = decided
         return decided
 
     def plan_call(self, site, where, head_dim, dtype, gqa, mask_kind, mask) -> tuple[Plan | None, str]:

@@ -333,3 +333,24 @@ def test_another_gpu_than_the_runs_gets_a_plan_of_its_own(make_site, submodule, 
     for index in (0, 1, 1, 0):
         site._plan(torch.device("cuda", index), 64, torch.float16, False, "none", None)
     assert planned == [site.run.device, second]
+
+
+def test_case_20_a_library_that_cannot_be_imported_is_tried_once_for_all_layers(make_site, submodule, monkeypatch):
+    site = make_site(backend="auto")
+    backends = submodule("trtllm_core.backends")
+    attempts = []
+
+    def cannot_load(device):
+        attempts.append(device)
+        raise backends.Unavailable("FLASH_ATTN", ("undefined symbol",))
+
+    monkeypatch.setattr(submodule("trtllm_core.backends.flash_attn"), "load", cannot_load)
+    monkeypatch.setattr(submodule("trtllm_core.api"), "self_check", lambda *args: None)
+    packages = {"flash-attn": "2.8.3"}
+    site.run.device = submodule("trtllm_core.device").Device("cuda", (8, 9), "imagined", packages=packages)
+    layer = submodule("nodes.hook.override").LayerAttention
+    q, k, v = (x.half() for x in tensors())
+    for number in range(5):
+        other = layer(site.run, f"blocks.{number}.self_attn", "self", site.settings, False)
+        assert error(other(unused, (q, k, v), {"heads": HEADS}), exact(q, k, v)) < 1e-2
+    assert site.run.stats.calls == 5 and len(attempts) == 1
