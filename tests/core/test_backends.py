@@ -442,3 +442,21 @@ def test_batches_beyond_what_pytorch_s_kernels_take_are_split(masked):
     out = loaded("TORCH_SDPA", Device("cpu")).run(call)
     expected = exact(query, key, value, 0.5, mask=mask)
     torch.testing.assert_close(out.double(), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("kernels", ["hopper", "portable"])
+def test_triton_attn_gives_either_kernels_consecutive_heads(kernels, monkeypatch):
+    """q, k and v interleaved in their last dimension, which the Hopper kernels refuse."""
+    triton_attn = backends.load_module("TRITON_ATTN")
+    given = []
+
+    def kernel(query, key, value, **options):
+        given.append((query, key, value))
+        return query
+
+    monkeypatch.setattr(triton_attn, "variant", lambda call: kernels)
+    monkeypatch.setattr(triton_attn.hopper, "hopper_attention", kernel)
+    monkeypatch.setattr(triton_attn, "triton_attention", kernel)
+    q, k, v = torch.randn(1, 9, 2, 64, 3).half().unbind(-1)
+    triton_attn.run(AttentionCall(q, k, v, scale=0.125))
+    assert all(x.stride(-1) == 1 and x.equal(y) for x, y in zip(given[0], (q, k, v)))

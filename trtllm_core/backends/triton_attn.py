@@ -52,10 +52,14 @@ def run(call: AttentionCall) -> torch.Tensor:
     if _too_short_for_blocks(call):
         quant = None
     attention = hopper.hopper_attention if variant(call) == HOPPER else triton_attention
+    # the kernels read heads of consecutive numbers; a model may interleave q, k and v
+    query, key, value = (
+        x if x.stride(-1) == 1 else x.contiguous() for x in (call.query, call.key, call.value)
+    )
     return attention(
-        call.query,
-        call.key,
-        call.value,
+        query,
+        key,
+        value,
         scale=call.scale,
         threshold=call.threshold,
         quant=quant,
