@@ -105,8 +105,12 @@ class LayerAttention:
         except (torch.OutOfMemoryError, Refused):
             raise  # ComfyUI frees memory and says so; a refusal is the user's to read
         except Exception as error:  # whatever a kernel raises, sampling goes on
-            consumed = any(hasattr(x, "take") and hasattr(x, "peek") for x in args[:1])
-            return run.failed(self, plan, call, error, None if consumed else decline)
+            reason = run.failed(plan, call, error)
+            if any(hasattr(x, "take") and hasattr(x, "peek") for x in args[:1]):
+                raise  # the inputs were consumed: nothing can be computed from them
+            if run.stats is not None:
+                run.stats.decline(reason)
+            return decline()
         if started is not None:
             times.stop((self.layer, self.role, run.clock.step), started, device)
         if arguments.get("skip_output_reshape", False):

@@ -237,21 +237,18 @@ class PatchRun:
             self.stats.decline(reason)
         return decline()
 
-    def failed(self, site, decided: Plan, call, error: Exception, decline: Callable | None):
-        """A kernel raised in mid-run: say so once, and finish the run on ComfyUI's attention.
+    def failed(self, decided: Plan, call, error: Exception) -> str:
+        """A kernel raised in mid-run: say so once, and use it no more. Returns the reason to count.
 
-        decline: None where the inputs were consumed, so that nothing can be computed from them.
+        Does not raise `error` itself: a frame that holds the exception it raised is a cycle, which keeps
+        everything the model was computing.
         """
         self._broken.add(_identity(decided))
         for known in self.sites:
             known.forget_plans()
         backend = (decided.dense if call.threshold is None else decided.active).backend
         self.say(f"{backend} failed and is not used again: {type(error).__name__}: {error}")
-        if decline is None:
-            raise error
-        if self.stats is not None:
-            self.stats.decline(f"{backend} failed")
-        return decline()
+        return f"{backend} failed"
 
     def say(self, text: str) -> None:
         """Log a warning once."""
