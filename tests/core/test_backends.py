@@ -460,3 +460,12 @@ def test_triton_attn_gives_either_kernels_consecutive_heads(kernels, monkeypatch
     q, k, v = torch.randn(1, 9, 2, 64, 3).half().unbind(-1)
     triton_attn.run(AttentionCall(q, k, v, scale=0.125))
     assert all(x.stride(-1) == 1 and x.equal(y) for x, y in zip(given[0], (q, k, v)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_triton_attn_names_the_kernels_that_run_once_inputs_are_cast(dtype, monkeypatch):
+    triton_attn = backends.load_module("TRITON_ATTN")
+    on_hopper = lambda device, dtype, head_dim, quant: triton_attn.hopper.unsupported((9, 0), dtype, head_dim, quant, "3.6.0")
+    monkeypatch.setattr(triton_attn, "_hopper_reasons", on_hopper)
+    q = torch.zeros(1, 9, 2, 64, dtype=dtype)
+    assert triton_attn.variant(AttentionCall(q, q, q, scale=0.125)) == "hopper"

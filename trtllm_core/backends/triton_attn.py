@@ -70,8 +70,9 @@ def run(call: AttentionCall) -> torch.Tensor:
 
 
 def variant(call: AttentionCall) -> str:
-    """Which kernels run `call`: "hopper" or "portable"."""
-    reasons = _hopper_reasons(call.query.device, call.query.dtype, call.query.shape[3], call.quant)
+    """Which kernels run `call`: "hopper" or "portable"; of float32 inputs, what runs them once they are cast."""
+    dtype = REQUIREMENTS.compute_dtype(call.query.dtype)
+    reasons = _hopper_reasons(call.query.device, dtype, call.query.shape[3], call.quant)
     return PORTABLE if reasons else HOPPER
 
 
