@@ -133,7 +133,7 @@ def compare(server, output, steps=STEPS):
 
 
 def main():
-    """Start ComfyUI with the pack and the trained model, and compare."""
+    """Start ComfyUI with the pack and the trained model, and compare; returns the PSNR in dB."""
     import torch
 
     shutil.rmtree(WORKSPACE, ignore_errors=True)
@@ -145,6 +145,7 @@ def main():
         print(f"ComfyUI {server.system['comfyui_version']} started in {server.start_seconds:.0f} s", flush=True)
         decibels = compare(server, OUTPUT)
     print(f"{decibels:.1f} dB; see {OUTPUT.name}/demo.png and {OUTPUT.name}/report.md")
+    return decibels
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.metadata
 import importlib.util
@@ -168,3 +169,8 @@ def _describe(kind: str, index: int | None) -> Device:
             capability = torch.cuda.get_device_capability(index)
     cudnn = torch.backends.cudnn.version() if kind == "cuda" else None
     return Device(kind, capability, name, cudnn=cudnn, packages=installed(), index=index)
+
+
+def on_device_of(tensor: torch.Tensor) -> contextlib.AbstractContextManager:
+    """A context in which `tensor`'s GPU is the current one, and after which the one before is again."""
+    return torch.cuda.device(tensor.device) if tensor.is_cuda else contextlib.nullcontext()

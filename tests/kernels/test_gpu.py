@@ -274,6 +274,16 @@ def test_bad_numbers_stay_visible(name, which, bad):
         assert not output.isfinite()[~finite].any()
 
 
+@pytest.mark.parametrize("name", ["int8", "fp8"])
+@pytest.mark.parametrize("keys", [16, 700, 5000])
+def test_a_large_v_that_no_query_attends_to(name, keys):
+    quant = QUANTS[name]
+    need(quant)
+    q, k, v = oracle.lone_large_values(*local_heads(keys, seed=11))
+    q = q[:, :500]
+    assert oracle.error(run(q, k, v, quant=quant), oracle.attention(q, k, v)) < 0.1
+
+
 @pytest.mark.parametrize("name", QUANTS)
 def test_outliers_in_k(name):
     quant = QUANTS[name]

@@ -9,6 +9,7 @@ import torch
 
 sys.path.append(str(pathlib.Path(__file__).parent))
 import hopper_oracle as oracle  # noqa: E402
+import oracle as portable_oracle  # noqa: E402
 
 from trtllm_core.kernels import hopper  # noqa: E402
 from trtllm_core.specs import AttnQuantSpec  # noqa: E402
@@ -120,6 +121,14 @@ def test_cross_attention_and_key_lengths(threshold, quant):
     check(query, key, value, threshold=threshold, quant=quant, key_lengths=lengths)
     query, key, value = local(3, 333, 4, 2)
     check(query, key, value, threshold=threshold, quant=quant, key_lengths=lengths)
+
+
+@pytest.mark.parametrize("quant", [FP8_16, INT8_16], ids=ids)
+@pytest.mark.parametrize("keys", [16, 700])
+def test_a_large_v_that_no_query_attends_to(quant, keys):
+    query, key, value = portable_oracle.lone_large_values(*local(2, 300, 3, 3, key_tokens=keys))
+    output = hopper.hopper_attention(query, key, value, quant=quant)
+    assert portable_oracle.error(output, portable_oracle.attention(query, key, value)) < 0.1
 
 
 @pytest.mark.parametrize("threshold", [None, 0.02], ids=["dense", "skip"])

@@ -271,6 +271,13 @@ def test_large_values_of_v_come_back():
     assert error < 2e-3  # the mean is exact; only the spread is in FP8
 
 
+@pytest.mark.parametrize("quant", [INT8, FP8], ids=["int8", "fp8"])
+@pytest.mark.parametrize("keys", [16, 129])
+def test_a_large_v_that_no_query_attends_to_spoils_nothing(quant, keys):
+    q, k, v = oracle.lone_large_values(*inputs(40, keys, seed=11))
+    assert oracle.error(run(q, k, v, quant=quant), oracle.attention(q, k, v)) < 0.1
+
+
 @triton.jit
 def slow_maximum(a, b):
     return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)

@@ -6,13 +6,14 @@ it: a tile's rise, the largest of its rows' (tile maximum - running maximum befo
 thresholds, and in a dense pass the running maximum does not depend on them.
 """
 
-import contextlib
 import functools
 import math
 
 import torch
 import triton
 import triton.language as tl
+
+from ..device import on_device_of
 
 PROGRAM_ROWS = 128
 SHARED_BYTES = 96 * 1024  # what Q and the K tiles in flight may take: Ampere and Ada GeForce have 99 KB
@@ -102,7 +103,7 @@ def count_skipped_tiles(query, key, scale, thresholds, tile, kv_order) -> torch.
     counts = torch.zeros(len(thresholds), dtype=torch.int64, device=query.device)
     own_first = kv_order == "own_first" and q_length == k_length
     together = tiles_together(tile, own_first)
-    with torch.cuda.device(query.device) if query.is_cuda else contextlib.nullcontext():
+    with on_device_of(query):
         count_kernel[(math.ceil(q_length / (rows * together)), heads, batch)](
             query, key, _logs(tuple(thresholds), query.device), counts, scale, q_length, k_length,
             query.stride(0), query.stride(1), query.stride(2),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import math
 
@@ -10,6 +9,7 @@ import torch
 import triton
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from ..device import on_device_of
 from .attention_kernel import attention_kernel
 from .configs import has_fp8, kernel_config, padded_head_dim, unsupported
 from .quantize import channel_statistics, quantize
@@ -108,7 +108,7 @@ def triton_attention(query, key, value, *, scale=None, threshold=None, quant=Non
     query_groups = key_groups = 0
     # all [batch, heads, tokens, head_dim] from here on
     query_source, key_source, value_source = (tensor.transpose(1, 2) for tensor in (query, key, value))
-    with torch.cuda.device(query.device) if query.is_cuda else contextlib.nullcontext():
+    with on_device_of(query):
         if sage:
             quantized = quantize(query, key, value, quant, key_lengths, fp8_value=fp8_value)
             query_source, key_source = quantized.query, quantized.key

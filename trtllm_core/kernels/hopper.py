@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
+from ..device import on_device_of
 from .configs import tile_count  # noqa: F401 - the same count; kept beside tile_shape for callers
 
 HEAD_DIMS = (64, 128)
@@ -103,7 +104,7 @@ def hopper_attention(
         query, scale = query * math.copysign(1.0, scale) if scale else torch.zeros_like(query), abs(scale) or 1.0
     config = config or hopper_config(head_dim, quant, threshold is not None)
     out = torch.empty(query.shape, dtype=query.dtype, device=query.device) if out is None else out
-    with torch.cuda.device(query.device):
+    with on_device_of(query):
         _launch(query, key, value, out, scale * math.log2(math.e), threshold, quant, key_lengths, kv_order, skipped, config)
     return out
 

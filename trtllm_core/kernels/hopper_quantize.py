@@ -1,9 +1,10 @@
 """SAGE quantization for the Hopper kernels: Q and K to INT8 or FP8, V to FP8, in fused passes.
 
 Statistics read K and V once: the mean of K per channel, which is subtracted from K (it adds the same to all
-scores of a row, so softmax does not see it), and mean and range of V per channel; the mean is subtracted
-before V is quantized and added to the output. Each rounding error of V is carried to the next key, as in the
-portable kernels (quantize_kernels.py says why). The quantizing passes read each tensor once more.
+scores of a row, so softmax does not see it), and mean and range of V per channel; a mean that is large beside
+the spread is subtracted before V is quantized and added to the output. Rounding errors of V are carried to the
+next key. Both are as in the portable kernels, and quantize_kernels.py says why. The quantizing passes read each
+tensor once more.
 Every reduction keeps NaN, so that a NaN input gives NaN scales and outputs.
 """
 
@@ -15,7 +16,7 @@ import torch
 import triton
 import triton.language as tl
 
-from .quantize_kernels import E4M3_V_MAX, diffuse_to_e4m3
+from .quantize_kernels import E4M3_V_MAX, diffuse_to_e4m3, mean_and_largest
 
 TILE = 128  # tokens of a program, and what padded lengths are a multiple of
 CHUNK = 1024  # tokens of a program of the statistics pass
@@ -114,12 +115,11 @@ def finish_kernel(partial, key_mean, value_mean, value_scale, key_lengths, token
         value_high = _maximum_or_nan(value_high, tl.load(partial + 2 * HEAD_DIM))
         value_low = _maximum_or_nan(value_low, tl.load(partial + 3 * HEAD_DIM))
         partial += 4 * HEAD_DIM
-    mean = value_sum / length
-    widest = _maximum_or_nan(value_high - mean, value_low + mean)
+    mean, largest = mean_and_largest(value_sum / length, -value_low, value_high)
     offset = head * HEAD_DIM + channels
     tl.store(key_mean + offset, key_sum / length)
-    tl.store(value_mean + offset, mean)
-    tl.store(value_scale + offset, _maximum_or_nan(widest, smallest) / E4M3_V_MAX)
+    tl.store(value_mean + offset, mean + largest * 0.0)  # NaN where V is not finite
+    tl.store(value_scale + offset, _maximum_or_nan(largest, smallest) / E4M3_V_MAX)
 
 
 @triton.jit
