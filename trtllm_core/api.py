@@ -17,7 +17,7 @@ import torch
 
 from .backends import AttentionCall, Requirements, Unavailable, load_module
 from .calibration import Calibration
-from .device import Device
+from .device import Device, on_device_of
 from .gate import TimestepGate
 from .masks import MaskReader, mask_refusal
 from .selector import Selection, dense_companion, select
@@ -93,13 +93,16 @@ class Plan:
             _use_mask(call, route, masks or MaskReader(), layer or self.role)
         if dtype not in route.requirements.dtypes or dtype != call.value.dtype or dtype != call.key.dtype:
             _cast(call, _compute_dtype(call, route.requirements))
-        if order is None or _moves_padding(order, call):
-            return route.compute(call).to(dtype)
-        if call.mask is not None:
-            call.mask = order.apply_to_mask(call.mask)
-        call.query, call.key = order.apply(call.query), order.apply(call.key)
-        call.value = order.apply(call.value)
-        return order.undo(route.compute(call)).to(dtype)
+        if order is not None and _moves_padding(order, call):
+            order = None
+        with on_device_of(call.query):  # not every library sees to it, and SageAttention leaves another GPU current
+            if order is None:
+                return route.compute(call).to(dtype)
+            if call.mask is not None:
+                call.mask = order.apply_to_mask(call.mask)
+            call.query, call.key = order.apply(call.query), order.apply(call.key)
+            call.value = order.apply(call.value)
+            return order.undo(route.compute(call)).to(dtype)
 
 
 def plan(

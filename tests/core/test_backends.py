@@ -13,6 +13,7 @@ from trtllm_core import backends
 from trtllm_core.backends import AttentionCall, Request, Unavailable
 from trtllm_core.backends import flash_attn as flash_attn_backend
 from trtllm_core.device import Device
+from trtllm_core.specs import AttnQuantSpec
 
 HOPPER, BLACKWELL, ADA = (9, 0), (12, 0), (8, 9)
 
@@ -454,7 +455,7 @@ def test_triton_attn_gives_either_kernels_consecutive_heads(kernels, monkeypatch
         given.append((query, key, value))
         return query
 
-    monkeypatch.setattr(triton_attn, "variant", lambda call: kernels)
+    monkeypatch.setattr(triton_attn, "kernels", lambda call: kernels)
     monkeypatch.setattr(triton_attn.hopper, "hopper_attention", kernel)
     monkeypatch.setattr(triton_attn, "triton_attention", kernel)
     q, k, v = torch.randn(1, 9, 2, 64, 3).half().unbind(-1)
@@ -469,3 +470,20 @@ def test_triton_attn_names_the_kernels_that_run_once_inputs_are_cast(dtype, monk
     monkeypatch.setattr(triton_attn, "_hopper_reasons", on_hopper)
     q = torch.zeros(1, 9, 2, 64, dtype=dtype)
     assert triton_attn.variant(AttentionCall(q, q, q, scale=0.125)) == "hopper"
+
+
+@pytest.mark.parametrize("keys", [16, 1023, 1024])
+def test_triton_attn_leaves_sage_out_where_it_costs_more_than_it_saves(keys, monkeypatch, caplog):
+    triton_attn = backends.load_module("TRITON_ATTN")
+    given = []
+    monkeypatch.setattr(triton_attn, "_hopper_reasons", lambda *_: ())
+    monkeypatch.setattr(triton_attn.hopper, "hopper_attention", lambda q, k, v, **options: given.append(options["quant"]))
+    triton_attn._say_short.cache_clear()
+    quant, key = AttnQuantSpec("int8"), torch.zeros(1, keys, 2, 64, dtype=torch.float16)
+    call = AttentionCall(torch.zeros(1, 9, 2, 64, dtype=torch.float16), key, key, scale=0.125, quant=quant)
+    with caplog.at_level("WARNING", "trtllm_attention"):
+        for _ in range(3):
+            triton_attn.run(call)
+    assert given == [quant if keys == 1024 else None] * 3
+    assert triton_attn.variant(call) == ("hopper" if keys == 1024 else "hopper without SAGE")
+    assert caplog.text.count("run without SAGE") == (keys < 1024)

@@ -23,7 +23,7 @@ SPECS = [
 ]
 
 
-def tensors(head_dim=128, tokens=1000):
+def tensors(head_dim=128, tokens=1100):
     generator = torch.Generator("cuda:1").manual_seed(0)
     shape = (1, tokens, 4, head_dim)
     return [torch.randn(shape, device="cuda:1", generator=generator).bfloat16() for _ in range(3)]

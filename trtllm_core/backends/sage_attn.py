@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from ..device import Device, on_device_of
+from ..device import Device
 from . import HALF, AttentionCall, Package, Request, Requirements, Unavailable, import_names
 
 REQUIREMENTS = Requirements(
@@ -78,8 +78,7 @@ def run(call: AttentionCall) -> torch.Tensor:
     )
     if _changes_key:
         key = key.clone()  # version 1 subtracts K's mean in place
-    with on_device_of(query):  # it sets the current device, and leaves it so
-        return _sageattn(query, key, value, tensor_layout="NHD", is_causal=False, sm_scale=call.scale)
+    return _sageattn(query, key, value, tensor_layout="NHD", is_causal=False, sm_scale=call.scale)
 
 
 def _is_version_1(version: str) -> bool:

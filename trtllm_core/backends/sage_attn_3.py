@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from ..device import Device, on_device_of
+from ..device import Device
 from . import HALF, AttentionCall, Package, Requirements, import_names
 
 REQUIREMENTS = Requirements(
@@ -37,5 +37,4 @@ def run(call: AttentionCall) -> torch.Tensor:
         query = query * (call.scale / default)  # it knows only the default scale
     # it subtracts K's mean in place, so it gets a copy
     key = key.clone(memory_format=torch.contiguous_format)
-    with on_device_of(query):
-        return _sageattn3(query, key, value, is_causal=False).transpose(1, 2)
+    return _sageattn3(query, key, value, is_causal=False).transpose(1, 2)

@@ -57,7 +57,7 @@ def _without_hopper_kernels():
     """Make TRITON_ATTN run its portable kernels on a Hopper GPU too."""
     (core,) = (name for name in sys.modules if name.endswith(".trtllm_core"))
     module = importlib.import_module(f"{core}.backends.triton_attn")
-    module.variant = lambda call: module.PORTABLE
+    module.kernels = lambda call: module.PORTABLE
 
 
 def _weight(name, shape, generator, device):
