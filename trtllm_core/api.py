@@ -163,6 +163,8 @@ def attention(
         number("timestep", timestep, 0, 1)
     if key.shape[1] == 0:
         raise ValueError("key has no tokens: attention over nothing is undefined")
+    if torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value)):
+        raise ValueError("not every backend has gradients: call this under torch.no_grad()")
     call = AttentionCall(
         query,
         key,

@@ -123,6 +123,14 @@ def test_a_mask_goes_where_its_tokens_go():
         assert error(out, exact(q, k, v, attn_mask=given)) < 1e-6
 
 
+def test_gradients_are_not_lost_in_silence():
+    q, k, v = tensors()
+    with pytest.raises(ValueError, match="no_grad"):
+        api.attention(q, k.requires_grad_(), v)
+    with torch.no_grad():
+        api.attention(q, k, v)
+
+
 def test_no_keys_is_an_error():
     q, k, v = tensors()
     with pytest.raises(ValueError, match="no tokens"):
