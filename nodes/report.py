@@ -9,11 +9,12 @@ from comfy_api.latest import io, ui
 
 from ..trtllm_core.stats import RunStats
 from .report_picture import draw
-from .report_text import NO_PATCH, cutoffs, report, summary, versions
+from .report_text import NO_PATCH, cutoffs, doubts, report, summary, versions
 from .schema import StatsType, schema
 from .status import show
 
 PICTURE_TITLE = "Skip-Softmax: tiles skipped by layer and step"
+EARLIER = "An earlier run: the patched model was not sampled in this prompt"
 
 
 class TRTLLMAttentionReport(io.ComfyNode):
@@ -61,10 +62,11 @@ class TRTLLMAttentionReport(io.ComfyNode):
         text = report(stats)
         run = stats.last
         gates = cutoffs(stats) if run is not None else {}
-        picture = draw(run or RunStats(), PICTURE_TITLE, versions(stats), gates)
+        words = "\n".join((*(doubt.replace("*", "") for doubt in doubts(stats)), summary(run)))
+        picture = draw(run or RunStats(), PICTURE_TITLE, EARLIER if doubts(stats) else versions(stats), gates)
         saved = ui.ImageSaveHelper.save_images(picture, filename_prefix, io.FolderType.output, cls)
         folder = Path(folder_paths.get_output_directory(), saved[0].subfolder)
         (folder / saved[0].filename).with_suffix(".md").write_text(text, encoding="utf-8")
-        show(cls.hidden.unique_id, summary(run))
+        show(cls.hidden.unique_id, words)
         shown = ui.SavedImages(saved).as_dict()
         return io.NodeOutput(samples, text, picture, ui={**shown, "text": [text]})

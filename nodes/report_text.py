@@ -48,7 +48,7 @@ def report(stats: StatsHolder) -> str:
         words = REPLACED if stats.replaced else NO_RUN
         return "\n\n".join((f"# {TITLE}", words, versions(stats))) + "\n"
     roles = by_role(run)
-    parts = [f"# {TITLE}", f"**{summary(run)}**", *_doubts(stats), versions(stats)]
+    parts = [f"# {TITLE}", *doubts(stats), f"**{summary(run)}**", versions(stats)]
     if roles:
         settings = {totals.role: stats.patch.settings_for(totals.role)[0] for totals in roles}
         parts += [_what_ran(roles, settings), _what_it_gave(roles, settings), _layers(roles)]
@@ -56,14 +56,11 @@ def report(stats: StatsHolder) -> str:
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def _doubts(stats: StatsHolder) -> list[str]:
+def doubts(stats: StatsHolder) -> list[str]:
     """Why the last run may not be the one that made the samples."""
-    found = []
-    if stats.replaced:
-        found.append(REPLACED)
-    if stats.last.prompt != current_prompt():
-        found.append(EARLIER_PROMPT)
-    return found
+    if stats.last is None or stats.last.prompt == current_prompt():
+        return []
+    return [EARLIER_PROMPT, *([REPLACED] if stats.replaced else [])]
 
 
 def summary(run: RunStats | None) -> str:

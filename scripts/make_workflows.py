@@ -86,11 +86,20 @@ FRAME = """
 """
 
 
+# Comparing needs the same seed in every run; a calibration wants another one in each.
+FIX_SEEDS = """
+() => app.graph.nodes.flatMap((node) => node.widgets ?? [])
+  .filter((widget) => widget.name === 'control_after_generate').forEach((widget) => { widget.value = 'fixed'; })
+"""
+
+
 def make(front, draft):
     """Write one workflow's three files."""
     front.page.set_viewport_size({"width": VIEW[0], "height": VIEW[1]})
     front.settle()
     front.js("prompt => app.loadApiJson(prompt, 'workflow')", draft.nodes)
+    if "calibrate" not in draft.name:
+        front.js(FIX_SEEDS)
     front.settle(1200)  # panels ask the server once and grow
     front.js(LAY_OUT, {"groups": draft.groups, "titles": draft.titles})
     front.settle(1500)

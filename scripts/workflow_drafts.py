@@ -74,10 +74,12 @@ def _wan_latent(draft, width=832, height=480, length=33):
     return draft.add("EmptyHunyuanLatentVideo", width=width, height=height, length=length, batch_size=1)
 
 
-def _sampler(draft, model, positive, negative, latent, steps=30, cfg=6.0, sampler="uni_pc", seed=82628696717253):
+def _sampler(
+    draft, model, positive, negative, latent, steps=30, cfg=6.0, sampler="uni_pc", seed=82628696717253, title=None
+):
     return draft.add(
         "KSampler", model=model, positive=positive, negative=negative, latent_image=latent, seed=seed, steps=steps,
-        cfg=cfg, sampler_name=sampler, scheduler="simple", denoise=1.0,
+        cfg=cfg, sampler_name=sampler, scheduler="simple", denoise=1.0, title=title,
     )  # fmt: skip
 
 
@@ -295,8 +297,8 @@ def compare():
     sparse = _patch(d, model, "With Skip-Softmax", skip_softmax=_skip(d, _gate(d, model)))
     d.column("3  Sample both")
     latent = _wan_latent(d)
-    a = _sampler(d, dense, positive, negative, latent)
-    b = _sampler(d, sparse, positive, negative, latent)
+    a = _sampler(d, dense, positive, negative, latent, title="Sample dense")
+    b = _sampler(d, sparse, positive, negative, latent, title="Sample sparse")
     d.column("4  Compare")
     b = _report(d, b, sparse, "wan21_t2v_sparse")
     vae = d.add("VAELoader", vae_name="wan_2.1_vae.safetensors")

@@ -36,6 +36,8 @@ def install(model, run: PatchRun):
     if earlier is not None:
         run.say("this Attention Patch replaces an earlier one on the same model, which is not in effect")
         earlier.holder.replaced = True
+        if earlier.progress is not None:
+            earlier.progress.replaced()
     overrides = {}
     for layer in find_layers(diffusion_model):
         key = f"diffusion_model.{layer.path}.forward"

@@ -52,5 +52,9 @@ class Progress:
             lines.append(f"left to ComfyUI: {calls:,} calls, {reason}")
         self._show(lines)
 
+    def replaced(self) -> None:
+        """A later patch on the same model took this one's place."""
+        show(self._node_id, "not in effect: a later Attention Patch or Calibrate on this model replaces it")
+
     def _show(self, lines: list[str]) -> None:
         show(self._node_id, "\n".join(line for line in (self.heading, *lines) if line))

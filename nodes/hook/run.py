@@ -174,6 +174,7 @@ class PatchRun:
 
     def start(self, sigmas) -> None:
         """Begin a sampling run."""
+        self.holder.replaced = False
         self.clock.start(sigmas)
         reported = self.count_tiles or self.holder.wanted
         shown = self.progress is not None and is_watched()

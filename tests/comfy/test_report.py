@@ -274,6 +274,22 @@ def test_a_replaced_patch_says_so(comfy_server):
     assert "replaces an earlier one" in finished.log
 
 
+def test_a_report_of_an_earlier_run_begins_with_saying_so(comfy_server):
+    """A patch that was in effect in one prompt and is replaced in the next."""
+    graph = Graph()
+    first = graph.add("TRTLLMAttentionPatch", model=graph.load("wan_t2v"), backend="REFERENCE", token_order="cubes")
+    sampled = graph.sample(first, "wan_t2v", steps=1, cfg=1.0, seed=79)
+    report = graph.add("TRTLLMAttentionReport", samples=sampled, stats=first[1], filename_prefix="three")
+    comfy_server.run(graph)
+    second = graph.add("TRTLLMAttentionPatch", model=first, backend="TORCH_SDPA", token_order="cubes")
+    graph.nodes[sampled.id]["inputs"]["model"] = [second.id, 0]
+    lines = comfy_server.run(graph).ui(report)["text"][0].splitlines()
+    assert "not sampled in this prompt" in lines[2] and "took this patch's place" in lines[4]
+    graph.nodes[sampled.id]["inputs"]["model"] = [first.id, 0]
+    graph.nodes[sampled.id]["inputs"]["seed"] = 80
+    assert "not sampled" not in comfy_server.run(graph).ui(report)["text"][0]
+
+
 def test_a_role_that_the_model_does_not_have_is_said(comfy_server):
     graph = Graph()
     role = graph.add("TRTLLMAttentionRole", role="wan.imge_cross", backend="TORCH_SDPA")

@@ -18,6 +18,15 @@ REPLACED = {
 SMALL = {"width": 64, "height": 64, "length": 5}
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_a_seed_stays_what_it_is_where_runs_are_compared(name):
+    workflow = json.loads((FOLDER / f"{name}.json").read_text())
+    seeds = [node["widgets_values"] for node in workflow["nodes"] if node["type"].startswith("KSampler")]
+    assert all(("fixed" in values) != (name == "wan21_calibrate") for values in seeds)
+    if "compare" in name:
+        assert len(seeds) == 2 and seeds[0] == seeds[1]
+
+
 def prompt_of(name):
     return json.loads((FOLDER / "api" / f"{name}.json").read_text())
 
