@@ -113,7 +113,8 @@ class Calibration:
             seen = [p.sparsity for p in points]
             raise ValueError(
                 f"only {len(kept)} of {len(points)} points lie between {low:.0%} and {high:.0%} "
-                f"sparsity, {FEWEST_KEPT} are needed; the run saw {min(seen):.0%} to {max(seen):.0%}"
+                f"sparsity, {FEWEST_KEPT} are needed; the run saw {min(seen):.0%} to {max(seen):.0%}: "
+                f"sample larger or longer videos, a few tiles are skipped all or none"
             )
         log_a, b, r_squared = _least_squares([(p.sparsity, math.log(p.factor)) for p in kept])
         if not b > 0:
