@@ -2,7 +2,7 @@
 // cutoff that can be dragged.
 
 import { addPanel, after, ask, follow, grow, make, setWidget, widgetOf } from "./panel.js";
-import { isLinked, modelSource, samplerAfter, samplerSettings, upstream } from "./wiring.js";
+import { modelSource, samplerAfter, samplerSettings, upstream } from "./wiring.js";
 
 const CUTOFF = "disabled_until_timestep";
 const SETTINGS = ["steps", "scheduler", "denoise"];
@@ -91,8 +91,8 @@ export function setUpGate(node) {
 /** What is known of the schedule: the request to the server, and what to say while there is none. */
 function schedule(node) {
   const own = Object.fromEntries(SETTINGS.map((name) => [name, widgetOf(node, name).value]));
-  if (isLinked(node, "sigmas")) {
-    const maker = upstream(node, "sigmas");
+  const maker = upstream(node, "sigmas");
+  if (maker !== null) {
     const settings = maker && samplerSettings(maker);
     const source = settings ? modelSource(maker) : null;
     const { steps, scheduler, denoise } = settings ?? own;

@@ -29,11 +29,11 @@ export function setUpLayers(node) {
     const source = modelSource(node);
     const request = { patterns: String(widgetOf(node, "patterns").value ?? "") };
     if (source?.file) request.file = source.file;
-    if (ran && source) request.layers = ran;
+    if (ran) request.layers = ran;
     const key = JSON.stringify(request);
     if (key === asked) return;
     asked = key;
-    const answer = source ? await ask("layers", request) : null;
+    const answer = source || ran ? await ask("layers", request) : null;
     if (asked !== key) return; // typed on while the server answered
     names = answer?.layers ?? [];
     matches = answer?.matches ?? [];

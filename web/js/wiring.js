@@ -9,11 +9,27 @@ const LOADERS = {
   CheckpointLoaderSimple: ["checkpoints", "ckpt_name"],
 };
 
-/** The node wired to an input, reroutes left out; null where there is none in this graph. */
+/**
+ * The node wired to an input, reroutes left out and followed into and out of subgraphs; null where there
+ * is none, undefined where only a run will tell: a subgraph that is used twice has two outsides.
+ */
 export function upstream(node, input) {
   let slot = node.inputs?.findIndex((i) => i.name === input) ?? -1;
   for (let hops = 0; slot >= 0 && hops < MOST_HOPS; hops++) {
-    node = node.getInputNode?.(slot) ?? null;
+    let link = linkInto(node, slot);
+    if (!link) return null;
+    if (link.originIsIoNode) {
+      const outside = nodesOf(node.graph);
+      if (outside.length !== 1) return undefined;
+      [node, slot] = [outside[0], link.origin_slot];
+      continue;
+    }
+    node = node.graph.getNodeById(link.origin_id);
+    while (node?.subgraph && node.mode !== BYPASSED && node.mode !== MUTED) {
+      link = node.subgraph.outputNode.slots[link.origin_slot]?.getLinks()[0];
+      if (!link || link.originIsIoNode) return link ? undefined : null;
+      node = node.subgraph.getNodeById(link.origin_id);
+    }
     if (!node || node.mode === MUTED) return null;
     if (node.type !== "Reroute") return node;
     slot = 0;
@@ -21,8 +37,28 @@ export function upstream(node, input) {
   return null;
 }
 
+/** The link into an input, by the method of plain nodes: a subgraph's node has another that looks further. */
+function linkInto(node, slot) {
+  return LiteGraph.LGraphNode.prototype.getInputLink.call(node, slot);
+}
+
+/** The nodes, in the whole workflow, that stand for `subgraph`. */
+function nodesOf(subgraph) {
+  const graphs = new Set([subgraph.rootGraph]);
+  const found = [];
+  for (const graph of graphs) {
+    for (const node of graph.nodes) {
+      if (!node.subgraph) continue;
+      graphs.add(node.subgraph); // visited later by this very loop
+      if (node.subgraph === subgraph) found.push(node);
+    }
+  }
+  return found;
+}
+
 export function isLinked(node, input) {
-  return node.inputs?.some((i) => i.name === input && i.link != null) ?? false;
+  const slot = node.inputs?.findIndex((i) => i.name === input) ?? -1;
+  return slot >= 0 && node.isInputConnected(slot);
 }
 
 /** A widget's value, also through a primitive; undefined where only a run will tell. */
@@ -40,7 +76,7 @@ export function valueOf(node, name) {
  */
 export function modelSource(node) {
   let current = upstream(node, "model");
-  if (!current) return null;
+  if (current === null) return null;
   let shift = null;
   for (let hops = 0; current && hops < MOST_HOPS; hops++) {
     if (current.mode !== BYPASSED) {
