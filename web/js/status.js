@@ -4,22 +4,25 @@ import { api } from "../../../scripts/api.js";
 import { addPanel, after, grow, make } from "./panel.js";
 
 const LINE = 16;
+const MOST_LINES = 7; // of a document without a summary
 const PROGRESS = "progress_text"; // {nodeId, text}, and in later frontends prompt_id
 
 /**
- * Gives a node a text panel. `placeholder` stands there before the first run; with `brief` only
- * progress text does after it, for nodes whose output text is a document.
+ * Gives a node a text panel. `placeholder` stands there before the first run. `brief` is for nodes whose
+ * output text is a document: the progress text of the same run is kept, and where there was none, as
+ * when the node came from the cache, the document's summary is shown.
  */
 export function setUpStatus(node, placeholder, { brief = false } = {}) {
   const content = make("div", "selectable");
   const element = make("div", "trtllm-status", content);
   let text = "";
   let failed = false;
+  let told = false; // by progress text, in this run
   const lines = () => (text || placeholder).split("\n").reduce((sum, line) => sum + wrapped(line, node.size[0]), 0);
   addPanel(node, "status", element, () => (text || placeholder ? Math.min(320, 14 + LINE * lines()) : 0));
 
   function show(value, isError = false) {
-    [text, failed] = [String(value ?? ""), isError];
+    [text, failed, told] = [String(value ?? ""), isError, false];
     content.replaceChildren(...(text ? text.split("\n").map(lineOf) : [make("div", "faint", placeholder)]));
     content.classList.toggle("bad", failed);
     element.style.display = text || placeholder ? "" : "none";
@@ -27,10 +30,29 @@ export function setUpStatus(node, placeholder, { brief = false } = {}) {
   }
 
   show("");
-  node.trtllmStatus = { show, isError: () => failed };
+  const progress = (value) => {
+    show(value);
+    told = true;
+  };
+  node.trtllmStatus = { show, progress, isError: () => failed };
   after(node, "onExecuted", (output) => {
-    if (!brief && output?.text?.length) show(output.text.join("\n"));
+    const [was, said] = [told, output?.text?.join("\n")];
+    told = false;
+    if (said && !(brief && was)) show(brief ? summaryOf(said) : said);
   });
+}
+
+/** The bold line of a Markdown document, else its first lines; titles and the rules of tables left out. */
+export function summaryOf(markdown) {
+  const lines = markdown.split("\n").filter((line) => /\w/.test(line) && !line.startsWith("# "));
+  const bold = lines.find((line) => line.startsWith("**"));
+  if (bold) return bold.replaceAll("**", "");
+  return lines.slice(0, MOST_LINES).map(plain).join("\n");
+}
+
+function plain(line) {
+  if (!line.startsWith("|")) return line.replace(/^#+ /, "");
+  return line.split("|").map((cell) => cell.trim()).filter(Boolean).join(", ");
 }
 
 /**
@@ -43,7 +65,7 @@ export function setUpStatus(node, placeholder, { brief = false } = {}) {
 export function receiveProgressText(nodeOf) {
   const take = (detail) => {
     const panel = nodeOf(detail?.nodeId)?.trtllmStatus;
-    panel?.show(detail.text);
+    panel?.progress(detail.text);
     return panel !== undefined;
   };
   const dispatch = api.dispatchCustomEvent;
