@@ -4,6 +4,8 @@ import { api } from "../../../scripts/api.js";
 import { addPanel, after, grow, make } from "./panel.js";
 
 const LINE = 16;
+const AROUND = 32; // the padding of a panel, and the margin that the frontend keeps around it
+const HIGHEST = 340; // longer texts scroll
 const MOST_LINES = 7; // of a document without a summary
 const PROGRESS = "progress_text"; // {nodeId, text}, and in later frontends prompt_id
 
@@ -18,16 +20,26 @@ export function setUpStatus(node, placeholder, { brief = false } = {}) {
   let text = "";
   let failed = false;
   let told = false; // by progress text, in this run
+  let measured = 0; // the text's height; 0 while it is not on the page
   const lines = () => (text || placeholder).split("\n").reduce((sum, line) => sum + wrapped(line, node.size[0]), 0);
-  addPanel(node, "status", element, () => (text || placeholder ? Math.min(320, 14 + LINE * lines()) : 0));
+  const height = () => Math.min(HIGHEST, AROUND + (measured || LINE * lines()));
+  addPanel(node, "status", element, () => (text || placeholder ? height() : 0));
 
   function show(value, isError = false) {
     [text, failed, told] = [String(value ?? ""), isError, false];
     content.replaceChildren(...(text ? text.split("\n").map(lineOf) : [make("div", "faint", placeholder)]));
     content.classList.toggle("bad", failed);
     element.style.display = text || placeholder ? "" : "none";
+    measured = content.offsetHeight;
     grow(node);
   }
+
+  const observer = new ResizeObserver(() => {
+    if (!content.offsetHeight || content.offsetHeight === measured) return; // out of view, or as it was
+    measured = content.offsetHeight;
+    grow(node);
+  });
+  observer.observe(content);
 
   show("");
   const progress = (value) => {
