@@ -42,4 +42,4 @@ def test_the_summary_is_wholly_visible_and_also_there_when_all_is_cached(front, 
     front.run()
     shows(report, "of the counted tiles skipped")
     shows(compare, "samples_b against samples_a: 2 frames")
-    shows(compare, "PSNR of the mean squared error")
+    shows(compare, "PSNR of the mean squared error: ")

@@ -6,7 +6,8 @@ import { addPanel, after, grow, make } from "./panel.js";
 const LINE = 16;
 const AROUND = 32; // the padding of a panel, and the margin that the frontend keeps around it
 const HIGHEST = 340; // longer texts scroll
-const MOST_LINES = 7; // of a document without a summary
+const MOST_LINES = 4; // of a document without a summary
+const SECTION = "## ";
 const PROGRESS = "progress_text"; // {nodeId, text}, and in later frontends prompt_id
 
 /**
@@ -54,17 +55,19 @@ export function setUpStatus(node, placeholder, { brief = false } = {}) {
   });
 }
 
-/** The bold line of a Markdown document, else its first lines; titles and the rules of tables left out. */
+/** The bold line of a Markdown document, else its sections with their scores, else its first lines. */
 export function summaryOf(markdown) {
-  const lines = markdown.split("\n").filter((line) => /\w/.test(line) && !line.startsWith("# "));
+  const lines = markdown.split("\n").filter((line) => line.trim() && !line.startsWith("# "));
   const bold = lines.find((line) => line.startsWith("**"));
   if (bold) return bold.replaceAll("**", "");
-  return lines.slice(0, MOST_LINES).map(plain).join("\n");
+  if (!lines.some((line) => line.startsWith(SECTION))) return lines.slice(0, MOST_LINES).join("\n");
+  return lines.map((line) => (line.startsWith(SECTION) ? line.slice(SECTION.length) : score(line))).filter(Boolean).join("\n");
 }
 
-function plain(line) {
-  if (!line.startsWith("|")) return line.replace(/^#+ /, "");
-  return line.split("|").map((cell) => cell.trim()).filter(Boolean).join(", ");
+/** "PSNR: 20.1 dB" of a table's row that has a name and a number; "" of any other line. */
+function score(line) {
+  const [before, name, value] = line.split("|").map((cell) => cell.trim());
+  return before === "" && /^[^\d-]/.test(name) && /^(-?\d|inf)/.test(value) ? `${name}: ${value}` : "";
 }
 
 /**
