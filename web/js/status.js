@@ -55,11 +55,11 @@ export function setUpStatus(node, placeholder, { brief = false } = {}) {
   });
 }
 
-/** The bold line of a Markdown document, else its sections with their scores, else its first lines. */
+/** A Markdown document up to its first line that is all bold, else its sections with their scores, else its first lines. */
 export function summaryOf(markdown) {
   const lines = markdown.split("\n").filter((line) => line.trim() && !line.startsWith("# "));
-  const bold = lines.find((line) => line.startsWith("**"));
-  if (bold) return bold.replaceAll("**", "");
+  const bold = lines.findIndex((line) => /^\*\*.*\*\*$/.test(line));
+  if (bold >= 0) return lines.slice(0, bold + 1).join("\n").replaceAll("**", "");
   if (!lines.some((line) => line.startsWith(SECTION))) return lines.slice(0, MOST_LINES).join("\n");
   return lines.map((line) => (line.startsWith(SECTION) ? line.slice(SECTION.length) : score(line))).filter(Boolean).join("\n");
 }
