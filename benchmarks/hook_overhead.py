@@ -60,7 +60,8 @@ def main() -> None:
     module = WanSelfAttention(8, 1, operation_settings=operations)
     module.requires_grad_(False)
     layer = layers.Layer("blocks.0.self_attn", "blocks.0.self_attn", ("self",), 8)
-    patched = install._wrap_forward(module.forward, layer, run)
+    override = install._layer_override([install._site(run, layer.name, role) for role in layer.roles])
+    patched = install._wrap_forward(module.forward, override)
     x = torch.zeros(1, 1, 8)
     freqs = torch.zeros(1, 1, 1, 4, 2, 2)
     options = {"sigmas": torch.ones(1)}

@@ -20,7 +20,8 @@ from peers import peers  # noqa: E402
 from timing import median_ms  # noqa: E402
 from workload import GRIDS, SampledRows, video_heads  # noqa: E402
 
-from trtllm_core.kernels.hopper import HopperConfig, hopper_attention, hopper_config, tile_count  # noqa: E402
+from trtllm_core.kernels import tile_count  # noqa: E402
+from trtllm_core.kernels.hopper import HopperConfig, hopper_attention, hopper_config  # noqa: E402
 from trtllm_core.specs import AttnQuantSpec  # noqa: E402
 from trtllm_core.token_order import TokenOrder  # noqa: E402
 

@@ -17,7 +17,8 @@ import time
 import torch
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
-from trtllm_core.kernels.hopper import hopper_attention, hopper_config, tile_count  # noqa: E402
+from trtllm_core.kernels import tile_count  # noqa: E402
+from trtllm_core.kernels.hopper import hopper_attention, hopper_config  # noqa: E402
 from trtllm_core.specs import AttnQuantSpec  # noqa: E402
 
 QUANTS = (None, None, AttnQuantSpec(dtype_qk="fp8_e4m3"), AttnQuantSpec(dtype_qk="int8"))

@@ -63,7 +63,7 @@ class TRTLLMAttentionReport(io.ComfyNode):
         run = stats.last
         gates = cutoffs(stats) if run is not None else {}
         words = "\n".join((*(doubt.replace("*", "") for doubt in doubts(stats)), summary(run)))
-        picture = draw(run or RunStats(), PICTURE_TITLE, EARLIER if doubts(stats) else versions(stats), gates)
+        picture = draw(run or RunStats(), PICTURE_TITLE, EARLIER if run and doubts(stats) else versions(stats), gates)
         saved = ui.ImageSaveHelper.save_images(picture, filename_prefix, io.FolderType.output, cls)
         folder = Path(folder_paths.get_output_directory(), saved[0].subfolder)
         (folder / saved[0].filename).with_suffix(".md").write_text(text, encoding="utf-8")

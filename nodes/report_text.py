@@ -45,8 +45,7 @@ def report(stats: StatsHolder) -> str:
     """Everything known about the last run of `stats`."""
     run = stats.last
     if run is None:
-        words = REPLACED if stats.replaced else NO_RUN
-        return "\n\n".join((f"# {TITLE}", words, versions(stats))) + "\n"
+        return "\n\n".join((f"# {TITLE}", *doubts(stats), NO_RUN, versions(stats))) + "\n"
     roles = by_role(run)
     parts = [f"# {TITLE}", *doubts(stats), f"**{summary(run)}**", versions(stats)]
     if roles:
@@ -58,9 +57,10 @@ def report(stats: StatsHolder) -> str:
 
 def doubts(stats: StatsHolder) -> list[str]:
     """Why the last run may not be the one that made the samples."""
-    if stats.last is None or stats.last.prompt == current_prompt():
+    if stats.last is not None and stats.last.prompt == current_prompt():
         return []
-    return [EARLIER_PROMPT, *([REPLACED] if stats.replaced else [])]
+    earlier = [] if stats.last is None else [EARLIER_PROMPT]
+    return [*earlier, REPLACED] if stats.replaced else earlier
 
 
 def summary(run: RunStats | None) -> str:

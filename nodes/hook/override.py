@@ -67,12 +67,12 @@ class LayerAttention:
         extra = kwargs.keys() - UNDERSTOOD
         if extra:
             return run.declined(self, "keyword " + ", ".join(sorted(extra)), decline)
-        if torch.is_grad_enabled() and any(peek(x).requires_grad for x in args[:3]):
-            return run.declined(self, "gradients are asked for, which not every kernel has", decline)
         if self.lossy and kwargs.get("low_precision_attention") is False:
             return run.declined(self, "the model asks for exact attention here", decline)
         arguments = dict(zip(ARGUMENTS, args))
         arguments.update(kwargs)
+        if torch.is_grad_enabled() and any(peek(arguments[name]).requires_grad for name in "qkv"):
+            return run.declined(self, "gradients are asked for, which not every kernel has", decline)
         heads = arguments["heads"]
         split = not arguments.get("skip_reshape", False)
         query = peek(arguments["q"])
@@ -106,7 +106,8 @@ class LayerAttention:
             raise  # ComfyUI frees memory and says so; a refusal is the user's to read
         except Exception as error:  # whatever a kernel raises, sampling goes on
             reason = run.failed(plan, call, error)
-            if any(hasattr(x, "take") and hasattr(x, "peek") for x in args[:1]):
+            given = args[0] if args else kwargs["q"]
+            if hasattr(given, "take") and hasattr(given, "peek"):
                 raise  # the inputs were consumed: nothing can be computed from them
             if run.stats is not None:
                 run.stats.decline(reason)

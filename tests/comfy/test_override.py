@@ -2,11 +2,14 @@
 
 import gc
 import logging
+import subprocess
+import sys
 import weakref
 
 import pytest
 import torch
 import torch.nn.functional as F
+from harness import location
 
 HEADS, DIM = 2, 64
 
@@ -384,3 +387,9 @@ def test_case_20_a_library_that_cannot_be_imported_is_tried_once_for_all_layers(
         other = layer(site.run, f"blocks.{number}.self_attn", "self", site.settings, False)
         assert error(other(unused, (q, k, v), {"heads": HEADS}), exact(q, k, v)) < 1e-2
     assert site.run.stats.calls == 5 and len(attempts) == 1
+
+
+def test_the_benchmark_of_the_patch_itself_runs():
+    script = location.ROOT / "benchmarks" / "hook_overhead.py"
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True)
+    assert done.returncode == 0 and "added by the patch" in done.stdout, done.stderr[-2000:]

@@ -11,7 +11,7 @@ sys.path.append(str(pathlib.Path(__file__).parent))
 import hopper_oracle as oracle  # noqa: E402
 import oracle as portable_oracle  # noqa: E402
 
-from trtllm_core.kernels import hopper  # noqa: E402
+from trtllm_core.kernels import hopper, tile_count  # noqa: E402
 from trtllm_core.specs import AttnQuantSpec  # noqa: E402
 
 pytestmark = pytest.mark.gpu
@@ -85,7 +85,7 @@ def check(query, key, value, *, threshold=None, quant=None, key_lengths=None, sc
     else:
         limit = 2e-3 if query.dtype == torch.float16 else 6e-3
     assert error(out, expected.output) < limit + 0.02 * bool(expected.unsure)
-    tiles = hopper.tile_count(
+    tiles = tile_count(
         (64, config.keys), batch=query.shape[0], heads=query.shape[2], query_length=query.shape[1],
         key_length=key.shape[1] if key_lengths is None else key_lengths.tolist(),
     )  # fmt: skip

@@ -6,7 +6,7 @@ import sys
 import pytest
 import torch
 
-from trtllm_core.kernels import hopper
+from trtllm_core.kernels import hopper, tile_count
 from trtllm_core.specs import AttnQuantSpec
 
 
@@ -34,10 +34,10 @@ def test_unsupported_names_every_reason():
 def test_tiles(quant, skip):
     rows, keys = hopper.tile_shape(128, quant, skip)
     assert rows == 64 and hopper.order_rows(128, quant, skip) % rows == 0
-    assert hopper.tile_count((64, 128), batch=2, heads=3, query_length=65, key_length=[1, 129]) == 3 * 2 * (1 + 2)
-    assert hopper.tile_count((64, 128), batch=2, heads=3, query_length=64, key_length=300) == 3 * 2 * 3
+    assert tile_count((64, 128), batch=2, heads=3, query_length=65, key_length=[1, 129]) == 3 * 2 * (1 + 2)
+    assert tile_count((64, 128), batch=2, heads=3, query_length=64, key_length=300) == 3 * 2 * 3
     with pytest.raises(ValueError, match="1 key lengths for a batch of 2"):
-        hopper.tile_count((rows, keys), batch=2, heads=1, query_length=1, key_length=[1])
+        tile_count((rows, keys), batch=2, heads=1, query_length=1, key_length=[1])
 
 
 def test_refuses_with_every_reason():

@@ -261,6 +261,11 @@ def load_module(name: str) -> ModuleType:
     return importlib.import_module(f".{_MODULES[name]}", __name__)
 
 
+def last_contiguous(x: torch.Tensor) -> torch.Tensor:
+    """x, copied if the numbers of a head are not consecutive, as where a model interleaves q, k and v."""
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
 def import_names(backend: str, module: str, *names: str) -> tuple:
     """`names` from `module`, as `backend` needs them; `Unavailable` if that fails in any way."""
     try:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from . import AttentionCall
+from . import AttentionCall, last_contiguous
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ def by_cache(flash_attn_with_kvcache: Callable) -> Callable:
     """
 
     def run(call: AttentionCall):
-        key, value = (_last_contiguous(x) for x in (call.key, call.value))
+        key, value = (last_contiguous(x) for x in (call.key, call.value))
         return flash_attn_with_kvcache(
             call.query,
             key,
@@ -67,7 +67,3 @@ def by_used_lengths(flash_attn_varlen_func: Callable) -> Callable:
         )
 
     return run
-
-
-def _last_contiguous(x: torch.Tensor) -> torch.Tensor:
-    return x if x.stride(-1) == 1 else x.contiguous()

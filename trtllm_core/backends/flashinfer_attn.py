@@ -11,7 +11,7 @@ import torch
 from ..device import Device
 from ..masks import MaskReader, as_4d
 from ..specs import FLASHINFER_DTYPES, AttnQuantSpec
-from . import HALF, AttentionCall, Request, Requirements, Unavailable, import_names
+from . import HALF, AttentionCall, Request, Requirements, Unavailable, import_names, last_contiguous
 from ._flashinfer import COMPILER, FLASHINFER, build, key_lengths, mismatches, sequences, too_old
 
 REQUIREMENTS = Requirements(
@@ -106,7 +106,7 @@ def run(call: AttentionCall) -> torch.Tensor:
             rows.append(torch.zeros_like(call.query[row], dtype=dtype))
             continue
         query, key, value = (
-            _rows(x).to(dtype) for x in (call.query[row], call.key[row, :length], call.value[row, :length])
+            last_contiguous(x).to(dtype) for x in (call.query[row], call.key[row, :length], call.value[row, :length])
         )
         features = {} if keep is None else {"custom_mask": keep[row, :, :length]}
         rows.append(_prefill(query, key, value, sm_scale=call.scale, backend=kernel, **features))
@@ -135,11 +135,6 @@ def _prepared_kernel(call: AttentionCall, dtype: torch.dtype, asked: str | None)
         )
         _prepared.add(key)
     return kernel
-
-
-def _rows(x: torch.Tensor) -> torch.Tensor:
-    """The kernels take any stride of tokens and heads, not of the head's own numbers."""
-    return x if x.stride(-1) == 1 else x.contiguous()
 
 
 def _keep(call: AttentionCall) -> torch.Tensor:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 
 from ..device import Device
-from . import HALF, AttentionCall, Package, Request, Requirements, Unavailable, import_names
+from . import HALF, AttentionCall, Package, Request, Requirements, Unavailable, import_names, last_contiguous
 
 REQUIREMENTS = Requirements(
     backend="SAGE_ATTN",
@@ -73,9 +73,7 @@ def load(device: Device) -> None:
 
 def run(call: AttentionCall) -> torch.Tensor:
     """No mask gets here: sageattn takes `attn_mask` among its unused keywords and drops it."""
-    query, key, value = (
-        x if x.stride(-1) == 1 else x.contiguous() for x in (call.query, call.key, call.value)
-    )
+    query, key, value = map(last_contiguous, (call.query, call.key, call.value))
     if _changes_key:
         key = key.clone()  # version 1 subtracts K's mean in place
     return _sageattn(query, key, value, tensor_layout="NHD", is_causal=False, sm_scale=call.scale)

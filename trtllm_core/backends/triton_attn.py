@@ -11,7 +11,7 @@ from ..device import UNKNOWN_VERSION, Device
 from ..kernels import hopper, tile_shape, triton_attention
 from ..kernels import tile_count as count_tiles
 from ..specs import SAGE_DTYPES, AttnQuantSpec
-from . import HALF, AttentionCall, Package, Request, Requirements, Unavailable
+from . import HALF, AttentionCall, Package, Request, Requirements, Unavailable, last_contiguous
 
 log = logging.getLogger("trtllm_attention")
 
@@ -30,7 +30,7 @@ REQUIREMENTS = Requirements(
 
 PORTABLE, HOPPER = "portable", "hopper"
 # Fewer keys than this run in 16 bits where SAGE is asked for: quantizing then costs more than it saves, and the errors of
-# few keys do not average out. 75,600 queries x 40 heads x 128 on an H200, Hopper kernels, dense / INT8 / FP8 in ms:
+# few keys do not average out; a block of them is shorter still. `python benchmarks/short_keys.py`, 75,600 queries x 40 heads x 128 on an H200, Hopper kernels, dense / INT8 / FP8 in ms:
 # 512 keys 1.72 / 2.16 / 2.02, 1,024 keys 2.85 / 2.90 / 2.72, 2,048 keys 5.25 / 5.20 / 4.46. The portable kernels:
 # 1.90 / 2.17 / 2.16, 3.39 / 3.36 / 3.22, 6.30 / 5.57 / 5.34.
 FEWEST_SAGE_KEYS = 1024
@@ -55,10 +55,7 @@ def load(device: Device) -> None:
 def run(call: AttentionCall) -> torch.Tensor:
     quant = _quant(call)
     attention = hopper.hopper_attention if kernels(call) == HOPPER else triton_attention
-    # the kernels read heads of consecutive numbers; a model may interleave q, k and v
-    query, key, value = (
-        x if x.stride(-1) == 1 else x.contiguous() for x in (call.query, call.key, call.value)
-    )
+    query, key, value = map(last_contiguous, (call.query, call.key, call.value))
     return attention(
         query,
         key,
@@ -100,7 +97,7 @@ def tile_count(call: AttentionCall) -> int:
 def _quant(call: AttentionCall) -> AttnQuantSpec | None:
     """call.quant, or None where SAGE sits out for want of keys, said once."""
     quant = call.quant
-    if quant is None or not quant.is_sage or call.key.shape[1] >= max(FEWEST_SAGE_KEYS, quant.k_block_size):
+    if quant is None or not quant.is_sage or call.key.shape[1] >= FEWEST_SAGE_KEYS:
         return quant
     _say_short()
     return None

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import torch
 
 from ..device import on_device_of
-from .configs import tile_count  # noqa: F401 - the same count; kept beside tile_shape for callers
 
 HEAD_DIMS = (64, 128)
 OLDEST_TRITON = (3, 6)
